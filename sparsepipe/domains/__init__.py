@@ -1,4 +1,4 @@
-"""Many data domains over many devices: gathering latents, reducing shared parameters."""
+"""Data domains over several devices: exchange of codes, gradients of shared parameters."""
 
 from sparsepipe.domains.exchange import OneGrid, OneLossRank, SharedLosses
 from sparsepipe.domains.placement import Placement, Roles, sent_numbers

@@ -1,10 +1,9 @@
-"""How codes of domains on several ranks come together for the losses, and their gradients back.
+"""Exchange of codes between ranks with different domains for the losses, and of gradients back.
 
-Each rank's gradients of shared parameters are such that their mean over the ranks that have these
-is the gradient of one process; those of private parameters such that their mean over the replicas
-of a domain is.
+The mean of a shared parameter's gradients over the ranks that have it is the gradient that a single
+process would compute; so is the mean of a private parameter's gradients over a domain's replicas.
 
-Shapes: B samples, C numbers of a code.
+Shapes: B samples, C values of a code.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ class Ranks:
     """This process among the ranks that share the domains.
 
     Args:
-        placement: of the domains.
-        rank: this one.
-        group: all ranks; None is the default process group.
-        encoders: those that have domains.
-        replicas: of each of this rank's domains, where there are several ranks that have it.
-        whole: gathers what is to be reconstructed, where samples are cut over a grid.
+        placement: which rank has which domains.
+        rank: rank of this process.
+        group: process group of all ranks; None: the default one.
+        encoders: process group of the ranks that have domains.
+        replicas: process group of the ranks that have this rank's domain, where it has several.
+        whole: gathers the samples to reconstruct, where they are cut over a grid.
     """
 
     placement: Placement
@@ -57,25 +56,25 @@ class Ranks:
     whole: Callable[[Tensor], Tensor] = lambda value: value
 
     def sizes(self, own: Mapping[str, int], *, device: torch.device) -> list[tuple[int, ...]]:
-        """How many samples of each domain each rank has in this minibatch."""
+        """Gathers the number of samples of each domain on each rank, in this minibatch."""
         numbers = [own.get(name, 0) for name in self.placement.domains]
         what = "comparing numbers of samples"
         return gather_numbers(numbers, self.group, device=device, what=what)
 
     def by_domain(self, sizes: Sequence[Sequence[int]]) -> dict[str, int]:
-        """Samples of each domain over all ranks."""
+        """Returns the number of samples of each domain over all ranks, by name."""
         totals = map(sum, zip(*sizes, strict=True))
         return dict(zip(self.placement.domains, totals, strict=True))
 
     def private_scaled(self, codes: Codes, ranks: int) -> Codes:
-        """Codes of which private ones' gradients are those of a replica, not of ``ranks`` ranks."""
+        """Scales gradients of private codes for a mean over replicas instead of ``ranks``."""
         _, replicas = self.placement.replica(self.rank)
         return replace(codes, private_BC=_scaled(codes.private_BC, replicas / ranks))
 
 
 @dataclass(frozen=True, slots=True)
 class OneGrid(DomainExchange):
-    """All domains are on the ranks of one grid, which compute the same losses."""
+    """Exchange for domains that are all on the ranks of one grid, with the same losses."""
 
     ranks: Ranks
 
@@ -88,13 +87,13 @@ class _OverGrids(OneGrid):
     """Sums over the ranks, or the grids of ranks, that share the domains."""
 
     def total(self, counts: Tensor) -> Tensor:
-        """The sum of all domains' counts; replicas have counted samples of their own."""
+        """Adds up the counts of all ranks; replicas have counted different samples."""
         return add_up(counts, self.ranks.group, what="adding up what ranks have counted")
 
     def add_up(self, value: Tensor, domain: str | None) -> Tensor:
-        """Sums for batch norms, over the ranks that have a domain, or that have any.
+        """Adds up sums of batch norms over the ranks with ``domain``; None: with any domain.
 
-        Its adjoint is the sum of the ranks' gradients.
+        In the backward pass, the ranks' gradients are added up.
         """
         placement, group = self.ranks.placement, self.ranks.replicas
         count = placement.encoders if domain is None else len(placement.ranks_of(domain))
@@ -108,15 +107,15 @@ class SharedLosses(_OverGrids):
     """Every rank decodes its own codes, gets the codes of all, and computes all losses."""
 
     def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> MinibatchLosses:
-        """The losses of all domains' samples, on every rank."""
+        """Computes the losses of all domains' samples on every rank."""
         ranks = self.ranks
         codes = ranks.private_scaled(module.encoded(batch), ranks.placement.ranks)
         rows = module.decoded(codes)
         sizes = ranks.sizes(codes.sizes, device=rows.error_B.device)
         counts = [sum(each) for each in sizes]
         packed = torch.cat([rows.shared_BC, rows.private_BC, rows.error_B[:, None]], 1)
-        # All ranks compute the same losses of all rows, so that the sum of the gradients that they
-        # have of this rank's rows is this rank's own gradient times the number of ranks.
+        # All ranks compute the same losses of all rows: the sum of their gradients of this rank's
+        # rows is this rank's own gradient times the number of ranks.
         gathered = _from_all(_scaled(packed, len(counts)), counts, ranks, what=_CODES)
         code = rows.shared_BC.shape[1]
         shared, private, error = gathered.split_with_sizes([code, code, 1], 1)
@@ -135,14 +134,14 @@ class SharedLosses(_OverGrids):
 
 @dataclass(frozen=True, slots=True)
 class OneLossRank(_OverGrids):
-    """Ranks send codes to the last one, which decodes, computes all losses and sends back.
+    """Ranks send codes to the last rank, which computes all losses and sends gradients back.
 
-    Source: Tsaris and Hinkle, Multi-DSN, in which classifier, decoder and losses have a worker of
-    their own.
+    Source: Tsaris and Hinkle's Multi-DSN, where a rank of its own has classifier, decoder and
+    losses.
     """
 
     def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> MinibatchLosses:
-        """The losses of all domains' samples; on the others as the last rank says them."""
+        """Computes the losses of all domains on the last rank, which sends them to the others."""
         ranks, device = self.ranks, module.device
         if ranks.rank == ranks.placement.loss_rank:
             sizes = ranks.sizes({}, device=device)
@@ -197,7 +196,7 @@ class OneLossRank(_OverGrids):
 
 
 def _scaled(value: Tensor, factor: float) -> Tensor:
-    """The value, whose gradient is multiplied by a factor."""
+    """Returns ``value``, whose gradient is multiplied by ``factor``."""
     if factor == 1 or not value.requires_grad:
         return value
     scaled = value.view_as(value)
@@ -206,7 +205,7 @@ def _scaled(value: Tensor, factor: float) -> Tensor:
 
 
 def _from_all(rows: Tensor, counts: Sequence[int], ranks: Ranks, *, what: str) -> Tensor:
-    """The rows of all ranks, in the order of the ranks; gradients go to this rank's rows only."""
+    """Gathers the rows of all ranks, in rank order; only this rank's own rows get gradients."""
     others = [rank for rank in range(len(counts)) if rank != ranks.rank]
     pending = start_messages(
         [(rank, rows.detach()) for rank in others],
@@ -233,7 +232,7 @@ def _receive(
 
 
 class _Send(torch.autograd.Function):
-    """Codes go to the last rank, and in the backward pass their gradients come from there."""
+    """Sends codes to the last rank, and receives their gradients in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, packed: Tensor, ranks: Ranks) -> Tensor:

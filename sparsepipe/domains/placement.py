@@ -9,15 +9,15 @@ from typing import Literal
 from sparsepipe.errors import ConfigError
 
 Roles = Literal["equal", "separate"]
-"""Every rank computes the losses; or a rank of its own, as in Tsaris and Hinkle's Multi-DSN."""
+"""Who computes the losses: every rank, or a separate one as in Tsaris and Hinkle's Multi-DSN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Domains on ranks, in the order of the domains.
+    """Assignment of domains to ranks, in the order of the domains.
 
-    With no more ranks than domains each rank has as many domains as the others, up to one. With
-    more, each domain has replicas, as many as the others up to one, which share its samples.
+    With at most as many ranks as domains, ranks have equally many domains, or one more than others.
+    With more ranks, domains have equally many replicas, or one more, which share their samples.
 
     Args:
         domains: names, the source first.
@@ -32,14 +32,14 @@ class Placement:
     def __post_init__(self) -> None:
         if self.encoders < 1:
             raise ConfigError(
-                f"{self.ranks} ranks, of which the last one computes the losses, leave none for "
-                "the domains",
+                f"ranks={self.ranks} leaves no rank for the domains, since the last one computes "
+                "the losses",
                 remedy="set parallel.devices to at least 2, or parallel.roles=equal",
             )
 
     @property
     def encoders(self) -> int:
-        """How many ranks have domains; they are the first ones."""
+        """Number of ranks that have domains; they are the first ones."""
         return self.ranks - (self.roles == "separate")
 
     @property
@@ -48,7 +48,7 @@ class Placement:
         return self.ranks - 1 if self.roles == "separate" else None
 
     def domains_of(self, rank: int) -> tuple[str, ...]:
-        """The domains that a rank has."""
+        """Returns the domains that a rank has."""
         count, encoders = len(self.domains), self.encoders
         if rank >= encoders:
             return ()
@@ -58,11 +58,11 @@ class Placement:
         return self.domains[rank * count // encoders : (rank + 1) * count // encoders]
 
     def ranks_of(self, domain: str) -> tuple[int, ...]:
-        """The ranks that have a domain, which are next to each other."""
+        """Returns the ranks that have a domain, which are consecutive."""
         return tuple(rank for rank in range(self.encoders) if domain in self.domains_of(rank))
 
     def replica(self, rank: int) -> tuple[int, int]:
-        """Which of its domains' replicas a rank is, and how many there are."""
+        """Returns a rank's index among the replicas of its domain, and their number."""
         domains = self.domains_of(rank)
         ranks = self.ranks_of(domains[0]) if domains else (rank,)
         return ranks.index(rank), len(ranks)
@@ -71,19 +71,19 @@ class Placement:
 def sent_numbers(
     placement: Placement, rank: int, *, samples: Sequence[int], code: int, target: int
 ) -> int:
-    """Floating-point numbers that a rank sends to others for the losses of a minibatch.
+    """Returns how many floating-point numbers a rank sends to others for a minibatch's losses.
 
     Where all ranks compute the losses, each sends both codes and the reconstruction error of its
     samples to all others, and nothing in the backward pass. Where one rank does, the others send it
-    codes and what is to be reconstructed, and it sends back the gradients of the codes, and the
-    losses.
+    codes and the samples to reconstruct, and it sends back the gradients of the codes; the few
+    values of the losses are not counted.
 
     Args:
         placement: which ranks have which domains.
-        rank: the one that sends.
-        samples: of each rank.
-        code: numbers of a code.
-        target: numbers of what is reconstructed of a sample.
+        rank: the rank that sends.
+        samples: number of samples of each rank.
+        code: number of values of a code.
+        target: number of values to reconstruct of a sample.
     """
     if placement.loss_rank is None:
         return samples[rank] * (2 * code + 1) * (placement.ranks - 1)

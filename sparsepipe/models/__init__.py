@@ -1,5 +1,5 @@
 """Networks as ordered lists of layers, and the LightningModules that train them, without parallel
-code: the entries of an ``nn.Sequential`` are the unit of profiling and partitioning.
+code: the entries of an ``nn.Sequential`` are the units of profiling and partitioning.
 """
 
 from sparsepipe.models.classifier import Classifier as Classifier

@@ -1,8 +1,8 @@
 """Blocks of layers in a chain, with skips, and checks of the arguments that networks share.
 
-A pipeline runs the entries of an ``nn.Sequential`` one after the other, and each sees only what
-the entry before it returned. The value of a chain is therefore a tensor, or a tuple of that tensor
-and of those that are kept for later entries (the latest one last), such as the skips of a U-Net.
+A pipeline runs the entries of an ``nn.Sequential`` one after another, and each sees only what the
+entry before it returned. The value of a chain is therefore a tensor, or a tuple of that tensor and
+the tensors kept for later entries (the latest one last), such as the skips of a U-Net.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from sparsepipe.errors import ConfigError
 
 Value = Tensor | tuple[Tensor, ...]
-"""A tensor, or a tensor and further tensors kept for later."""
+"""The value of a chain: a tensor, or a tensor and further tensors kept for later entries."""
 Head = Literal["classification", "segmentation"]
-"""Logits [B, K] of each sample, or [B, K, *spatial] of each position."""
+"""What a network returns: logits [B, K] of samples, or [B, K, *spatial] of their positions."""
 
 CONVOLUTIONS: dict[int, type[nn.Conv1d | nn.Conv2d | nn.Conv3d]] = {
     1: nn.Conv1d,
@@ -40,28 +40,29 @@ _GLOBAL_POOLS: dict[int, Callable[[int], nn.Module]] = {
     3: nn.AdaptiveAvgPool3d,
 }
 ENTRY_KEEP: dict[str, Literal["input"] | None] = {"classification": None, "segmentation": "input"}
-"""The value that the first block keeps, by head; a segmentation ends with :class:`Resized`."""
+"""What the first block keeps, by head: :class:`Resized` needs the size of the input."""
 _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 def parted(value: Value) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The tensor that a chain computes on, and the tensors kept for later."""
+    """Splits a value into the tensor to compute on and the tensors kept for later entries."""
     return (value, ()) if isinstance(value, Tensor) else (value[0], tuple(value[1:]))
 
 
 def joined(value: Tensor, kept: tuple[Tensor, ...]) -> Value:
-    """The inverse of :func:`parted`."""
+    """Undoes :func:`parted`."""
     return (value, *kept) if kept else value
 
 
 class ChainBlock(nn.Sequential):
-    """Layers that run one after the other on the value of a chain.
+    """Layers that run one after another on the value of a chain.
 
     Args:
         layers: each takes a tensor and returns one.
-        keep: whether the block's input or output is kept for later, if any.
-        checkpointing: save the input only, and compute the layers again in the backward pass.
-        least: smallest size of the value along each spatial dimension.
+        keep: whether to keep the block's input or its output for later entries; None: neither.
+        checkpointing: whether to save the input only and compute the layers again in the backward
+            pass.
+        least: smallest size that the value may have along each spatial dimension.
     """
 
     def __init__(
@@ -77,14 +78,14 @@ class ChainBlock(nn.Sequential):
         self.least = least
 
     def forward(self, input: Value) -> Value:
-        """The value behind the layers, with all tensors that are kept."""
+        """Returns the value after the layers, with all tensors kept so far."""
         value, kept = parted(input)
         sizes = list(value.shape[2:])
         if min(sizes) < self.least:
             raise ConfigError(
-                f"samples of {sizes} are smaller than the network takes: {self.least} along each "
-                "dimension",
-                remedy="take larger samples, or a network with fewer levels of resolution",
+                f"samples of size {sizes} are too small for the network, which needs at least "
+                f"{self.least} along each dimension",
+                remedy="use larger samples, or a network with fewer levels of resolution",
             )
         layers: Callable[..., Tensor] = super().forward
         result = recomputed(self, layers, value) if self.checkpointing else layers(value)
@@ -94,14 +95,14 @@ class ChainBlock(nn.Sequential):
 
 
 class Resized(nn.Module):
-    """The value interpolated linearly to the size of what was kept last, which is dropped."""
+    """Interpolates the value linearly to the size of the tensor kept last, which is dropped."""
 
     def __init__(self, dimensions: int) -> None:
         super().__init__()
         self.dimensions = dimensions
 
     def forward(self, input: Value) -> Value:
-        """[B, C, *spatial] of the kept one's spatial size."""
+        """Returns the value [B, C, *spatial], in the spatial size of the kept tensor."""
         value, kept = parted(input)
         size = list(kept[-1].shape[2:])
         mode = _LINEAR[self.dimensions]
@@ -109,8 +110,8 @@ class Resized(nn.Module):
 
 
 def recomputed(module: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """``function(*inputs)``, whose intermediate values are computed again in the backward pass, by
-    the same random draws and on copies of the statistics of the batch norms of ``module``.
+    """Returns ``function(*inputs)`` and computes its intermediate values again in the backward
+    pass, with the same random draws and on copies of the statistics of ``module``'s batch norms.
     """
 
     @contextmanager
@@ -135,8 +136,8 @@ def recomputed(module: nn.Module, function: Callable[..., Tensor], *inputs: Tens
 def convolved(
     dimensions: int, in_channels: int, out_channels: int, kernel_size: int = 3, *, norm: bool = True
 ) -> list[nn.Module]:
-    """A convolution that keeps sizes, batch norm if wanted, ReLU; initialised as in He et al.,
-    "Delving Deep into Rectifiers".
+    """Builds a convolution that keeps sizes, a batch norm if ``norm``, and a ReLU; initialised as
+    in He et al., "Delving Deep into Rectifiers".
     """
     layer = CONVOLUTIONS[dimensions](
         in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=not norm
@@ -150,11 +151,11 @@ def convolved(
 def head_entries(
     head: str, dimensions: int, channels: int, num_classes: int, *, dropout: float
 ) -> list[nn.Module]:
-    """The last entries of a network behind features [B, ``channels``, *spatial].
+    """Builds the last entries of a network, which take features [B, ``channels``, *spatial].
 
     Classification: the mean over all positions, dropout and a linear layer. Segmentation: dropout
-    and a convolution of one position, whose logits are interpolated to the size of the input, which
-    the first block has kept.
+    and a convolution with kernel size 1, whose logits are interpolated to the size of the input,
+    which the first block has kept.
     """
     if head == "classification":
         return [
@@ -168,7 +169,7 @@ def head_entries(
 
 
 def require(holds: bool, name: str, value: object, valid: str) -> None:
-    """Raise ``ConfigError`` about the key ``model.<name>`` unless ``holds``."""
+    """Raises a ``ConfigError`` about the key ``model.<name>`` unless ``holds``."""
     if not holds:
         raise ConfigError(f"model.{name}={value!r} is not valid", remedy=f"choose {valid}")
 
@@ -181,15 +182,15 @@ def check_sizes(
     dropout: float = 0.0,
     head: str = "classification",
 ) -> None:
-    """Check the arguments that networks share."""
+    """Raises a ``ConfigError`` if an argument that networks share is not valid."""
     require(width > 0, "width", width, "a number above 0, such as 0.5")
     require(0 <= dropout < 1, "dropout", dropout, "a number in [0, 1)")
     require(num_classes >= 1, "num_classes", num_classes, "1 or more")
     require(in_channels >= 1, "in_channels", in_channels, "1 or more")
-    heads = "classification (labels of each sample) or segmentation (of each voxel)"
+    heads = "classification (a label for each sample) or segmentation (for each voxel)"
     require(head in get_args(Head), "head", head, heads)
 
 
 def scaled(channels: int, width: float) -> int:
-    """``channels`` times the width, at least 1."""
+    """Returns ``channels`` times ``width``, rounded, but at least 1."""
     return max(1, round(channels * width))

@@ -29,15 +29,15 @@ from sparsepipe.utils.extensions import build_trusted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LRSchedule:
-    """Builds a ``torch`` scheduler when the length of the training is known.
+    """Builds a ``torch`` learning-rate scheduler once the length of the training is known.
 
     Args:
         factory: called as ``factory(optimizer)`` or ``factory(optimizer, **{horizon: n})``.
         interval: unit in which the schedule advances, ``step`` or ``epoch``; None: ``step``.
-            ``ReduceLROnPlateau`` advances by epochs.
+            ``ReduceLROnPlateau`` always advances once an epoch.
         monitor: the metric that ``ReduceLROnPlateau`` watches; None: ``val/loss`` where its mode is
             ``min``, else ``val/accuracy``.
-        horizon: the argument of ``factory``, if any, for the schedule's length in units of
+        horizon: name of the argument of ``factory``, if any, for the schedule's length in units of
             ``interval`` (``total_steps`` of OneCycleLR, ``T_max`` of CosineAnnealingLR).
     """
 
@@ -49,13 +49,14 @@ class LRSchedule:
     def __post_init__(self) -> None:
         if self.interval not in ("step", "epoch", None):
             raise ConfigError(
-                f"the schedule's interval is {self.interval!r}", remedy="use 'step' or 'epoch'"
+                f"the schedule's interval {self.interval!r} is not valid",
+                remedy="use 'step' or 'epoch'",
             )
 
     def build(
         self, optimizer: Optimizer, *, steps: float, epochs: int, validated_every: int = 1
     ) -> dict[str, Any]:
-        """Lightning's configuration of the scheduler for a training of the given length.
+        """Returns Lightning's configuration of the scheduler for a training of the given length.
 
         Args:
             optimizer: the optimizer whose learning rate is scheduled.
@@ -83,13 +84,13 @@ class LRSchedule:
 
 
 class Optimised(pl.LightningModule):
-    """A module with an optimizer and a schedule of its learning rate.
+    """LightningModule with an optimizer and a schedule of its learning rate.
 
     Args:
-        optimizer: called with the parameters; or a mapping with ``_target_`` that describes it, as
-            ``schedule`` may be.
-        schedule: an :class:`LRSchedule`; or a function that makes a scheduler of an optimizer
-            (Hydra's ``_partial_: true``), which advances by epochs.
+        optimizer: builds the optimizer of the parameters that it is called with; or a mapping with
+            ``_target_`` that describes it, as ``schedule`` may be.
+        schedule: an :class:`LRSchedule`; or a callable that builds a scheduler of an optimizer
+            (Hydra's ``_partial_: true``), which advances once an epoch; None: a constant rate.
     """
 
     def __init__(
@@ -104,14 +105,15 @@ class Optimised(pl.LightningModule):
             schedule = LRSchedule(factory=schedule, interval="epoch")
         if not isinstance(schedule, LRSchedule | None):
             raise ConfigError(
-                f"the learning-rate schedule is of the type {type(schedule).__name__}",
+                f"the learning-rate schedule is of the type {type(schedule).__name__}, which "
+                "builds no scheduler",
                 remedy="name a class of torch.optim.lr_scheduler with _partial_: true, or "
                 "sparsepipe.models.LRSchedule",
             )
         self._schedule = schedule
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """The optimizer of the given parameters."""
+        """Builds the optimizer of ``parameters``."""
         try:
             return self._optimizer(parameters)
         except (TypeError, ValueError) as error:
@@ -137,34 +139,34 @@ class Classifier(Optimised):
     """Cross-entropy classification of shapes, or of each voxel of a shape (segmentation).
 
     A batch is a mapping with ``input`` (a ``SparseTensor``, or a dense grid [B, C, X, Y, Z], as
-    ``layers`` requires), ``label`` (int64 [B]; of each voxel [B, X, Y, Z], where -100 is ignored)
+    ``layers`` requires), ``label`` (int64 [B], or [B, X, Y, Z] of voxels, where -100 is ignored)
     and ``index`` (int64 [B], the shape's number in its split). Signals and images are grids of one
     and two dimensions. The input is cast to the dtype of the parameters, since Lightning's
     precision casts plain tensors only.
 
-    Logged: ``train/loss`` and ``train/accuracy`` per step and per epoch (with Lightning's
-    suffixes ``_step`` and ``_epoch``), ``val/…`` and ``test/…`` per epoch, and
-    ``test/class_accuracy``, the mean of the per-class accuracies. Losses are cross-entropies in
-    nats without label smoothing; with it, ``train/objective`` is the minimised loss. Accuracies are
-    top-1 shares in [0, 1]. With labels of each voxel, samples are voxels, and ``val/mean_iou``,
-    ``test/mean_iou`` and ``test/iou/<class>`` are added, over all voxels of a split.
+    Logged: ``train/loss_step`` and ``train/accuracy_step`` per step; ``train/loss``,
+    ``train/accuracy_epoch``, ``val/…`` and ``test/…`` per epoch, with ``test/class_accuracy``, the
+    mean of the per-class accuracies. Losses are cross-entropies in nats without label smoothing;
+    with it, ``train/objective`` is the minimised loss. Accuracies are top-1 shares in [0, 1]. With
+    labels of voxels, samples are voxels, and ``val/mean_iou``, ``test/mean_iou`` and
+    ``test/iou/<class>`` are added, over all voxels of a split.
 
-    Checkpoints contain the arguments as hyperparameters, so that ``load_from_checkpoint`` builds
-    the network again, from classes and functions of SparsePipe and PyTorch only (see
+    Checkpoints contain the arguments as hyperparameters, so that ``load_from_checkpoint`` can
+    rebuild the network, from classes and functions of SparsePipe and PyTorch only (see
     :func:`sparsepipe.utils.extensions.is_trusted`).
 
     Args:
         layers: the network, which maps the input to logits [B, K], or [B, K, X, Y, Z] of each
             voxel; or a mapping with ``_target_`` that describes it.
-        num_classes: K.
-        optimizer: see :class:`Optimised`, as for ``schedule``.
+        num_classes: number of classes, K.
+        optimizer: see :class:`Optimised`, also for ``schedule``.
         label_smoothing: share of the target spread evenly over the classes in training.
         class_names: K names, for reports.
 
     Attributes:
-        test_confusion: int64 [K, K] after a test, true class by row, over all ranks.
-        test_predictions: after a test ``index``, ``label``, ``prediction`` and ``probability``
-            [S] of all samples, over all ranks; None for labels of voxels.
+        test_confusion: counts int64 [K, K] of a test on all ranks, true class by row; None before.
+        test_predictions: ``index``, ``label``, ``prediction`` and ``probability`` [S] of the
+            samples of a test on all ranks; None before, and for labels of voxels.
     """
 
     def __init__(
@@ -180,7 +182,7 @@ class Classifier(Optimised):
         super().__init__(optimizer, schedule)
         if num_classes < 2:
             raise ConfigError(
-                f"too few classes to tell apart: {num_classes}",
+                f"num_classes={num_classes} leaves nothing to classify",
                 remedy="use data with at least two classes",
             )
         self.layers: nn.Sequential = built(layers)
@@ -201,7 +203,7 @@ class Classifier(Optimised):
         self.test_predictions: dict[str, Tensor] | None = None
 
     def forward(self, x: Any) -> Tensor:
-        """Logits [B, K] of a batch's input, or [B, K, X, Y, Z]."""
+        """Returns the logits [B, K] of a batch's input, or [B, K, X, Y, Z] of its voxels."""
         wrong = isinstance(x, Tensor) if self._is_sparse else isinstance(x, sparse.SparseTensor)
         if wrong and (self._is_sparse or self._is_dense):
             kinds = ("sparse", "dense") if self._is_sparse else ("dense", "sparse")
@@ -223,7 +225,7 @@ class Classifier(Optimised):
             objective = F.cross_entropy(logits_BK, label_B, label_smoothing=self.label_smoothing)
             self._log_epoch("train/objective", objective.detach(), size, shown=False)
         self.train_accuracy(logits_BK, label_B)
-        # The value of a step is this rank's, the value of an epoch the mean over all ranks.
+        # A step's value is this rank's; an epoch's value is the mean over all ranks.
         self.log("train/loss_step", loss.detach(), prog_bar=True, on_step=True, on_epoch=False)
         self._log_epoch("train/loss", loss.detach(), size)
         self.log(
@@ -265,12 +267,12 @@ class Classifier(Optimised):
     def on_test_epoch_end(self) -> None:
         counts_KK = self.confusion.compute()
         self.test_confusion = counts_KK.cpu()
-        kept = self.predictions.update_called  # not where voxels have labels
+        kept = self.predictions.update_called  # False where voxels have labels
         self.test_predictions = self.predictions.compute() if kept else None
         hits_K, shapes_K = counts_KK.diagonal(), counts_KK.sum(dim=1)
         present = shapes_K > 0
         class_accuracy_K = hits_K[present] / shapes_K[present]
-        # The counts already include all ranks, so that no synchronisation is needed.
+        # The counts already include all ranks, so no synchronisation is needed.
         self.log("test/accuracy", hits_K.sum() / shapes_K.sum(), prog_bar=True)
         self.log("test/class_accuracy", class_accuracy_K.mean())
         if self.confusion.of_voxels:
@@ -288,8 +290,8 @@ class Classifier(Optimised):
             kinds = ("each voxel", "segmentation"), ("each sample", "classification")
             wanted, head = kinds[label.dim() == 1]
             raise ConfigError(
-                f"the data have labels of {wanted}, {list(label.shape)}, and the network's logits "
-                f"{list(logits.shape)} go with labels {expected}",
+                f"the data have labels {list(label.shape)} of {wanted}, but the network's logits "
+                f"{list(logits.shape)} need labels {expected}",
                 remedy=f"choose model.head={head}, or data with other labels (data.labels)",
             )
         return logits, label
@@ -307,5 +309,5 @@ class Classifier(Optimised):
 
 
 def built(value: Any) -> Any:
-    """The object that a mapping with ``_target_`` describes; any other value as it is."""
+    """Builds the object that a mapping with ``_target_`` describes; keeps any other value."""
     return build_trusted(value) if isinstance(value, Mapping) else value

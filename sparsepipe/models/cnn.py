@@ -1,4 +1,4 @@
-"""Plain convolutional networks: cnn_5x5 for pipelines; cnn1d, cnn2d, cnn3d for grids of workers.
+"""Plain convolutional networks: cnn_5x5 for pipelines; cnn1d, cnn2d, cnn3d for grids of ranks.
 
 Sources: Zhang and Sun, "A Parallel Pipeline Design for Training Deep Neural Networks"; Tsaris and
 Hinkle, "Distributed Training for High Resolution Images". Depth, channels and heads are our choice.
@@ -24,7 +24,7 @@ from sparsepipe.models.chain import (
 )
 
 SIDE = 28
-"""Pixels along each side of an image."""
+"""Pixels along each side of an image of :func:`cnn_5x5`."""
 _KERNEL = 5
 _CHANNELS = 32
 _RANDOM_SCALE = 0.1
@@ -39,12 +39,13 @@ def cnn_5x5(
     width: float = 1.0,
     dropout: float = 0.0,
 ) -> nn.Sequential:
-    """Images [B, in_channels, 28, 28] to logits [B, num_classes]: ``2 * convolutions + 5`` layers.
+    """Network of ``2 * convolutions + 5`` layers, from images [B, in_channels, 28, 28] to logits.
 
-    All ``convolutions`` but the first are identical, of 32 channels times ``width`` on 14x14, so
-    that equal numbers of them balance stages. Normalisation would act on microbatches, so there is
-    none. The first convolution is initialised as in He et al. ("Delving Deep into Rectifiers"), the
-    others near the identity (``nn.init.dirac_``): so many random layers would not learn.
+    All ``convolutions`` except the first are identical, with 32 channels times ``width`` on 14x14,
+    so that stages with equally many are balanced. There is no normalisation, since it would act on
+    microbatches. The first convolution is initialised as in He et al. ("Delving Deep into
+    Rectifiers"), the others near the identity (``nn.init.dirac_``), since so many random layers
+    would not learn.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)
     require(convolutions >= 1, "convolutions", convolutions, "1 or more")
@@ -78,22 +79,23 @@ def cnn_nd(
     dropout: float = 0.0,
     checkpointing: bool = False,
 ) -> nn.Sequential:
-    """Convolutions with batch norm and ReLU, max pools between levels, and a head.
+    """Builds convolutions with batch norm and ReLU, max pools between levels, and a head.
 
     They map [B, in_channels, *spatial] to logits [B, num_classes], or [B, num_classes, *spatial].
-    The spatial size may be any of at least ``2 ** (levels - 1)``.
+    Each spatial size must be at least ``2 ** (levels - 1)``.
 
     Args:
         dimensions: number of spatial dimensions, 1 to 3.
-        num_classes: K.
+        num_classes: number of classes.
         in_channels: channels of a sample.
         head: ``classification`` or ``segmentation``.
         levels: one more than the number of max pools; channels double from level to level.
         convolutions: number of convolutions in each level.
-        kernel_size: odd kernel size of all convolutions but the last.
+        kernel_size: odd kernel size of all convolutions except the head's.
         width: multiplies the 32 channels of the first level.
         dropout: probability of the dropout before the last layer.
-        checkpointing: keep the input of each convolution's block only.
+        checkpointing: whether to keep only the input of each convolution's block, and to compute
+            the block again in the backward pass.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)
     require(levels >= 1, "levels", levels, "1 or more")

@@ -1,8 +1,8 @@
-"""ConvNeXt on images, with the parameter names of torchvision, so that its weights load.
+"""ConvNeXt for images, with torchvision's parameter names, so that its weights can be loaded.
 
 Source: Liu, Mao, Wu, Feichtenhofer, Darrell and Xie, "A ConvNet for the 2020s" (CVPR 2022),
-section 2; LayerScale (Touvron et al., "Going Deeper with Image Transformers") and stochastic depth
-(Huang et al., "Deep Networks with Stochastic Depth") as there. Initialised as torchvision does.
+section 2, with LayerScale (Touvron et al., "Going Deeper with Image Transformers") and stochastic
+depth (Huang et al., "Deep Networks with Stochastic Depth"). Initialised as in torchvision.
 
     net = convnext_tiny(1000)
     net.load_state_dict(torch.load("convnext_tiny-983f1562.pth"))
@@ -33,7 +33,7 @@ _EXPANSION = 4
 
 
 class Permute(nn.Module):
-    """A view with the dimensions in another order."""
+    """Returns a view with the dimensions in another order."""
 
     def __init__(self, order: Sequence[int]) -> None:
         super().__init__()
@@ -52,14 +52,14 @@ class LayerNorm2d(nn.LayerNorm):
 
 
 class StochasticDepth(nn.Module):
-    """Drops a branch for some samples of a batch in training ("row" mode); scales the others."""
+    """Drops a branch for random samples in training ("row" mode) and scales it for the others."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
         self.probability = probability
 
     def forward(self, x: Tensor) -> Tensor:
-        """Zeros, or ``x / (1 - probability)``, for each sample."""
+        """Returns zeros or ``x / (1 - probability)`` for each sample; in evaluation ``x``."""
         if not self.training or self.probability == 0:
             return x
         survival = 1 - self.probability
@@ -69,7 +69,7 @@ class StochasticDepth(nn.Module):
 
 
 class CNBlock(nn.Module):
-    """``x + drop(scale * mlp(norm(depthwise(x))))``; figure 4 of the paper."""
+    """Computes ``x + drop(scale * mlp(norm(depthwise(x))))``; figure 4 of the paper."""
 
     def __init__(
         self, channels: int, *, layer_scale: float, stochastic_depth: float, checkpointing: bool
@@ -90,7 +90,7 @@ class CNBlock(nn.Module):
         self.checkpointing = checkpointing
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W]."""
+        """Maps [B, C, H, W] to the same shape."""
         return recomputed(self, self._sum, x) if self.checkpointing else self._sum(x)
 
     def _sum(self, x: Tensor) -> Tensor:
@@ -110,17 +110,18 @@ def convnext(
     stochastic_depth: float = 0.0,
     checkpointing: bool = False,
 ) -> nn.Sequential:
-    """ConvNeXt: [B, in_channels, H, W] to logits [B, num_classes], or [B, num_classes, H, W].
+    """ConvNeXt from [B, in_channels, H, W] to logits [B, num_classes] or [B, num_classes, H, W].
 
-    The entries are ``features``, which are a chain of the stem, four stages and the layers between
-    them, ``avgpool`` and ``classifier``: a pipeline splits the chain (``layers=layers.features``).
-    For segmentation ``classifier`` maps each position, and its logits are interpolated to the size
-    of the image. Height and width may be any of at least 32.
+    The entries are ``features`` (a chain of the stem, four stages and the layers between them),
+    ``avgpool`` and ``classifier``; a pipeline splits the chain (``layers=layers.features``). For
+    segmentation, ``classifier`` maps each position, and ``resize`` interpolates its logits to the
+    size of the image. Height and width must be at least 32.
 
-    ``channels`` and ``blocks`` are those of each stage; published weights have 3 input channels and
-    a ``width`` of 1. ``layer_scale`` is LayerScale's initial value, ``stochastic_depth`` the
-    probability that a sample skips the last block; that of the others rises linearly from 0. Other
-    arguments and errors are those of :func:`sparsepipe.models.cnn.cnn_nd`.
+    ``channels`` and ``blocks`` list the channels and the number of blocks of each stage; published
+    weights have 3 input channels and a ``width`` of 1. ``layer_scale`` is LayerScale's initial
+    value, ``stochastic_depth`` the probability that a sample skips the last block; for the others
+    it rises linearly from 0. Other arguments and errors are those of
+    :func:`sparsepipe.models.cnn.cnn_nd`.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, head=head)
     valid = 0 <= stochastic_depth < 1

@@ -1,4 +1,4 @@
-"""DenseNet on volumes.
+"""DenseNet for volumes.
 
 Source: Huang, Liu, van der Maaten and Weinberger, "Densely Connected Convolutional Networks" (CVPR
 2017), section 3, DenseNet-BC with compression 0.5, in three dimensions. By default DenseNet-121.
@@ -32,7 +32,7 @@ _DENSENET_121 = (6, 12, 24, 16)
 
 
 class DenseLayer(nn.Module):
-    """Puts ``growth`` channels of new features beside its input."""
+    """Appends ``growth`` channels of new features to its input."""
 
     def __init__(self, in_channels: int, growth: int, *, checkpointing: bool) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class DenseLayer(nn.Module):
         self.checkpointing = checkpointing
 
     def forward(self, input: Value) -> Value:
-        """[B, in_channels + growth, D, H, W]."""
+        """Returns [B, in_channels + growth, D, H, W]."""
         value, kept = parted(input)
         run = partial(recomputed, self, self.layers) if self.checkpointing else self.layers
         new: Tensor = run(value)
@@ -75,11 +75,11 @@ def densenet3d(
     dropout: float = 0.0,
     checkpointing: bool = False,
 ) -> nn.Sequential:
-    """DenseNet: [B, in_channels, D, H, W] to logits [B, num_classes], or [B, num_classes, D, H, W].
+    """DenseNet: [B, in_channels, D, H, W] to logits [B, num_classes] or [B, num_classes, D, H, W].
 
-    Each dense layer is one entry. Sizes may be any of at least ``2 ** (len(blocks) + 1)``.
+    Each dense layer is one entry. D, H and W must be at least ``2 ** (len(blocks) + 1)``.
 
-    ``blocks`` are the numbers of layers of the dense blocks; ``width`` multiplies the growth rate
+    ``blocks`` lists the number of layers of each dense block; ``width`` multiplies the growth rate
     of 32 and the 64 channels before the first block. Other arguments and errors are those of
     :func:`sparsepipe.models.cnn.cnn_nd`.
     """

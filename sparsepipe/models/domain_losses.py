@@ -2,9 +2,9 @@
 
 Source: Bousmalis, Trigeorgis, Silberman, Krishnan and Erhan, "Domain Separation Networks" (NIPS
 2016), sections 3.1 to 3.3. Their sums over samples are means here, as in their own program, so that
-weights do not depend on the size of a batch.
+weights do not depend on the batch size.
 
-Shapes: B samples, C numbers of a code, N + 1 domains of which the first is the source.
+Shapes: B samples, C values of a code, N + 1 domains, of which the first is the source.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ MMD_WIDTHS = (
     *(1.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0),
     *(1e2, 1e3, 1e4, 1e5, 1e6),
 )
-"""The 19 widths of the kernels that are added up for :func:`mmd`."""
+"""The 19 widths of the kernels that :func:`mmd` adds up."""
 
 
 def si_mse(output: Tensor, target: Tensor) -> Tensor:
-    """Scale-invariant mean squared error [B] of each sample; eq. 5.
+    """Returns the scale-invariant mean squared error [B] of each sample; eq. 5.
 
-    With the error e of a sample of k numbers it is ``||e||^2 / k - (sum e)^2 / k^2``: a constant
-    added to all of them costs nothing.
+    For a sample of k values with errors e it is ``||e||^2 / k - (sum e)^2 / k^2``: a constant added
+    to all errors costs nothing.
     """
     error_BK = (output - target).flatten(1)
     return error_BK.square().mean(1) - error_BK.mean(1).square()
 
 
 def mse(output: Tensor, target: Tensor) -> Tensor:
-    """Mean squared error [B] of each sample."""
+    """Returns the mean squared error [B] of each sample."""
     return (output - target).flatten(1).square().mean(1)
 
 
@@ -52,9 +52,9 @@ RECONSTRUCTIONS: dict[Reconstruction, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def difference(shared_BC: Tensor, private_BC: Tensor) -> Tensor:
-    """The squared Frobenius norm ``||Hs^T Hp||_F^2`` of one domain's codes; a term of eq. 4.
+    """Returns ``||Hs^T Hp||_F^2`` (Frobenius norm) of one domain's codes; a term of eq. 4.
 
-    Codes are centred over the samples and then normalised.
+    Codes are centred over the samples, and each is then scaled to length 1.
     """
     shared, private = (
         F.normalize(codes - codes.mean(0), dim=1) for codes in (shared_BC, private_BC)
@@ -63,15 +63,15 @@ def difference(shared_BC: Tensor, private_BC: Tensor) -> Tensor:
 
 
 def mmd(first_BC: Tensor, second_BC: Tensor, *, unbiased: bool = False) -> Tensor:
-    """Squared maximum mean discrepancy of two domains' codes; eqs. 7 and 8.
+    """Returns the squared maximum mean discrepancy of two domains' codes; eqs. 7 and 8.
 
     The kernel is a sum over :data:`MMD_WIDTHS` of ``exp(-||x - y||^2 / (2 width))``.
 
     Args:
         first_BC: codes of one domain.
-        second_BC: codes of another domain, of any number of samples.
-        unbiased: leave out pairs of a sample with itself (Gretton et al., "A Kernel Two-Sample
-            Test", eq. 3), so that values may be negative; otherwise the estimate of eq. 7.
+        second_BC: codes of another domain, with any number of samples.
+        unbiased: whether to leave out pairs of a sample with itself (Gretton et al., "A Kernel
+            Two-Sample Test", eq. 3), so that the result may be negative; else eq. 7's estimate.
     """
 
     def mean_kernel(one_BC: Tensor, other_BC: Tensor, *, without_own: bool) -> Tensor:
@@ -88,15 +88,15 @@ def mmd(first_BC: Tensor, second_BC: Tensor, *, unbiased: bool = False) -> Tenso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainLosses:
-    """The terms of the objective; eq. 4.
+    """Weights and kinds of the terms of the objective; eq. 4.
 
     Args:
         alpha: weight of the reconstruction.
         beta: weight of the difference of shared and private codes.
         gamma: weight of the similarity of domains.
         similarity: ``dann``, ``mmd``, ``mmd_unbiased`` or ``none``.
-        similarity_from: optimizer steps before the similarity counts (the paper has 10,000).
-        reconstruction: ``si_mse``, the paper's, or ``mse``.
+        similarity_from: optimizer steps before the similarity counts (10,000 in the paper).
+        reconstruction: ``si_mse``, as in the paper, or ``mse``.
     """
 
     alpha: float = 0.01
@@ -117,10 +117,10 @@ class DomainLosses:
     def dissimilarity(
         self, shared: Sequence[Tensor], discriminator: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """The similarity loss of the shared codes [B, C] of each domain.
+        """Returns the similarity loss of the domains' shared codes, a tensor [B, C] for each.
 
         ``dann``: the cross-entropy of the discriminator's logits [B, N + 1], whose gradient is
-        reversed for the codes; ``mmd``: the mean over targets of their discrepancy from the source.
+        reversed for the codes; ``mmd``: the mean discrepancy between a target and the source.
         """
         if self.similarity == "dann":
             codes_BC = torch.cat(list(shared))

@@ -1,9 +1,9 @@
 """The LightningModule that trains domain separation networks, written as for one device.
 
-A :class:`DomainExchange` brings the domains of a minibatch together, in one process or, by
-:mod:`sparsepipe.domains`, over ranks.
+A :class:`DomainExchange` brings the domains of a minibatch together, in one process or, with
+:mod:`sparsepipe.domains`, over several ranks.
 
-Shapes: B samples of all domains, C numbers of a code, K classes.
+Shapes: B samples of all domains, C values of a code, K classes.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Codes:
     Attributes:
         shared_BC: shared codes.
         private_BC: private codes.
-        target: tensors to reconstruct, [B, ...].
-        label_B: classes of the source's samples; -1 for those of targets.
-        sizes: number of samples of each domain, by its name.
+        target: samples to reconstruct, [B, ...].
+        label_B: classes of the source's samples; -1 for samples of targets.
+        sizes: number of samples of each domain, by name.
     """
 
     shared_BC: Tensor
@@ -59,7 +59,7 @@ class Codes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Input of the losses: as :class:`Codes`, with the error of each reconstruction."""
+    """Input of the losses: :class:`Codes` with the error of each sample's reconstruction."""
 
     shared_BC: Tensor
     private_BC: Tensor
@@ -75,7 +75,7 @@ class MinibatchLosses:
     Attributes:
         objective: the minimised loss.
         parts: values to log, by name: losses without their weights, and the source's accuracy.
-        samples: number of samples of all domains, by which means over an epoch are weighted.
+        samples: number of samples of all domains, the weight of the minibatch in epoch means.
     """
 
     objective: Tensor
@@ -84,54 +84,55 @@ class MinibatchLosses:
 
 
 class DomainExchange:
-    """Brings the domains of a minibatch together, which are all in this process.
+    """Brings the domains of a minibatch together where all of them are in this process.
 
-    Subclasses bring those of several processes together.
+    Subclasses bring together the domains of several processes.
     """
 
     def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> MinibatchLosses:
-        """The losses of a minibatch, of which this process has some domains."""
+        """Computes the losses of a minibatch; ``batch`` holds the domains of this process."""
         return module.losses(module.decoded(module.encoded(batch)))
 
     def total(self, counts: Tensor) -> Tensor:
-        """The sum of all processes' counts."""
+        """Returns the sum of ``counts`` over all processes."""
         return counts
 
     def add_up(self, value: Tensor, domain: str | None) -> Tensor:
-        """Sums for batch norms over the processes that have a domain, None: any domain."""
+        """Adds up sums of batch norms over the processes with ``domain``; None: with any."""
         return value
 
     def whole(self, value: Tensor) -> Tensor:
-        """Whole samples to reconstruct."""
+        """Returns whole samples to reconstruct; ``value`` may be this process's shard of them."""
         return value
 
 
 class DomainSeparation(Optimised):
-    """Trains a classifier of a labelled source for targets without labels.
+    """Trains a classifier on a labelled source domain for target domains without labels.
 
-    A training batch is a mapping from names of domains to batches with ``input``, ``label`` and
-    ``index``; a batch of an evaluation is one of these with ``domain``, the name. Labels of targets
-    are used in evaluation only.
+    A training batch maps names of domains to batches with ``input``, ``label`` and ``index``; an
+    evaluation batch is one of these, with its name as ``domain``. Labels of targets are used in
+    evaluation only.
 
     The objective is eq. 4 of Bousmalis et al., ``task + alpha * reconstruction + beta * difference
-    + gamma * similarity``; a sum over source and targets is the source's term and the mean of the
-    targets'.
+    + gamma * similarity``; a sum over the domains is the source's term plus the mean of the
+    targets' terms.
 
-    Logged in each step: ``train/loss_step`` (the objective), ``train/task``, ``train/similarity``,
-    and of each domain ``train/<domain>/reconstruction`` and ``train/<domain>/difference``. In
-    evaluations, for each domain: ``val/<domain>/accuracy``, ``val/<domain>/loss`` and
-    ``val/<domain>/reconstruction``; ``val/accuracy`` and ``val/loss`` are the source's, and
-    ``test/target_accuracy`` the mean over targets. Samples without a label (-1) do not count.
+    Logged per step: ``train/loss_step`` (the objective); per epoch: ``train/loss``, ``train/task``,
+    ``train/accuracy`` (the source's), ``train/similarity`` and, for each domain,
+    ``train/<domain>/reconstruction`` and ``train/<domain>/difference``. Evaluations log, for each
+    domain, ``val/<domain>/accuracy``, ``val/<domain>/loss`` and ``val/<domain>/reconstruction``;
+    ``val/accuracy`` and ``val/loss`` are the source's, ``val/target_accuracy`` is the mean over
+    targets; for tests, ``test/…``. Accuracies and losses leave out samples with label -1.
 
     Args:
         network: the network; or a mapping with ``_target_`` that describes it.
-        optimizer: see :class:`~sparsepipe.models.classifier.Optimised`, as for ``schedule``.
+        optimizer: see :class:`~sparsepipe.models.classifier.Optimised`, also for ``schedule``.
         class_names: K names, for reports.
 
     Attributes:
         domains: names of the domains, the source first.
-        exchange: brings domains together.
-        test_confusions: after a test, int64 [K, K] of each tested domain, true class by row; zeros
+        exchange: brings the domains of a minibatch together.
+        test_confusions: counts int64 [K, K] of each domain in a test, true class by row; zeros
             for a domain without labels.
     """
 
@@ -153,7 +154,7 @@ class DomainSeparation(Optimised):
         self._seen: dict[str, Tensor] = {}
 
     def use(self, exchange: DomainExchange | None = None) -> None:
-        """Brings domains together by ``exchange`` from now on; None: all are in this process."""
+        """Brings domains together with ``exchange`` from now on; None: all are in this process."""
         self.exchange = exchange or DomainExchange()
         for each in self.modules():
             if isinstance(each, DomainNorm):
@@ -161,7 +162,7 @@ class DomainSeparation(Optimised):
 
     @property
     def parts_of_domains(self) -> dict[str, str]:
-        """The domain of each parameter and buffer that belongs to one alone, by its name."""
+        """Domain of each parameter and buffer that belongs to one domain only, by its name."""
         found = {}
         for path, each in self.named_modules():
             if isinstance(each, PerDomain):
@@ -170,10 +171,10 @@ class DomainSeparation(Optimised):
         return found
 
     def adapt_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Weights of a network with other domains for the domains of this one.
+        """Adapts the weights of a network with other domains to the domains of this network.
 
-        Private encoders, statistics and discriminator logits of new domains keep their values;
-        those of domains that this network lacks are left out.
+        Private encoders, statistics and discriminator logits of new domains keep this network's
+        values; those of domains that this network lacks are left out.
         """
         pattern = re.compile(r"network\.private\.(\w+)\.")
         named = [match[1] for name in weights if (match := pattern.match(name))]
@@ -192,21 +193,22 @@ class DomainSeparation(Optimised):
                     for number, domain in enumerate(self.domains)
                 ]
                 found[name] = torch.stack(rows)
-        log.info("weights of the domains %s for %s", ", ".join(known), ", ".join(self.domains))
+        log.info("adapted weights of domains %s to %s", ", ".join(known), ", ".join(self.domains))
         return found
 
     def forward(self, x: Any, domain: str | None = None) -> Tensor:
-        """Logits [B, K] of an input, by the statistics of ``domain`` or those of the source."""
+        """Returns logits [B, K] of an input of ``domain``; None: of the source."""
         codes_BC = self.network.shared_codes({domain or self.domains[0]: self.cast(x)})
         logits_BK: Tensor = self.network.head(*codes_BC.values())
         return logits_BK
 
     def encoded(self, batch: Mapping[str, Any]) -> Codes:
-        """Codes of the domains that ``batch`` has."""
+        """Computes the codes of the domains in ``batch``."""
         network = self.network
         if unknown := [name for name in batch if name not in self.domains]:
             raise ConfigError(
-                f"a batch has the domain {unknown[0]!r}, the network has {', '.join(self.domains)}",
+                f"a batch has the domain {unknown[0]!r}, but the network's domains are "
+                f"{', '.join(self.domains)}",
                 remedy="give the data and the network the same domains",
             )
         inputs = {name: self.cast(batch[name]["input"]) for name in self.domains if name in batch}
@@ -228,7 +230,7 @@ class DomainSeparation(Optimised):
         )
 
     def decoded(self, codes: Codes) -> Rows:
-        """Codes with the error of each sample's reconstruction from the sum of its codes."""
+        """Reconstructs each sample from the sum of its codes, and computes the error."""
         output = self.network.decoder(codes.shared_BC + codes.private_BC)
         return Rows(
             shared_BC=codes.shared_BC,
@@ -240,8 +242,8 @@ class DomainSeparation(Optimised):
 
     @torch.no_grad()
     def reconstructions(self, name: str, input: Any) -> dict[str, Tensor]:
-        """Reconstructions [B, C, *spatial] of a domain's samples: the ``input``, and from ``both``
-        codes added, ``shared`` and ``private`` ones.
+        """Returns tensors [B, C, *spatial] of samples of the domain ``name``: the ``input`` and its
+        reconstructions from ``both`` codes added, the ``shared`` code and the ``private`` code.
         """
         was_training = self.training
         self.eval()
@@ -259,7 +261,7 @@ class DomainSeparation(Optimised):
         }
 
     def losses(self, rows: Rows) -> MinibatchLosses:
-        """The losses of samples of all domains."""
+        """Computes the losses of samples of all domains."""
         counts = [rows.sizes[name] for name in self.domains]
         shared = rows.shared_BC.split_with_sizes(counts)
         private = rows.private_BC.split_with_sizes(counts)
@@ -321,7 +323,7 @@ class DomainSeparation(Optimised):
     def validation_step(
         self, batch: Mapping[str, Any], batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        if not batch:  # of a process that has no domain
+        if not batch:  # this process has no domain
             return
         name, label_B = batch["domain"], batch["label"]
         rows = self.decoded(self.encoded({name: batch}))
@@ -371,6 +373,6 @@ class DomainSeparation(Optimised):
         return confusions
 
     def cast(self, x: Any) -> Any:
-        """The input in the parameters' precision; Lightning casts plain tensors only."""
+        """Casts an input to the parameters' dtype; Lightning casts plain tensors only."""
         dtype = next(self.network.head.parameters()).dtype
         return x.to(dtype) if isinstance(x, Tensor | sparse.SparseTensor) else x

@@ -1,9 +1,9 @@
 """Domain separation networks: encoders, decoder, head and discriminator.
 
 Source: Bousmalis et al., "Domain Separation Networks" (NIPS 2016), Fig. 1, and for many targets
-Tsaris and Hinkle's Multi-DSN: every domain has a private encoder, and all have the shared one.
+Tsaris and Hinkle's Multi-DSN: each domain has a private encoder, and all use the shared one.
 
-Shapes: B samples, C numbers of a code, K classes, D domains of which the first is the source.
+Shapes: B samples, C values of a code, K classes, D domains, of which the first is the source.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from sparsepipe.models.chain import CONVOLUTIONS, MAX_POOLS, check_sizes, requir
 from sparsepipe.models.domain_losses import DomainLosses
 
 Norm = Literal["none", "domain", "all"]
-"""Batch norms of encoders: none, or with statistics of each domain, or of all domains together."""
+"""Batch norms of encoders: none, with statistics of each domain, or of all domains together."""
 _CHANNELS = (32, 64)
 _POOLED = {2: 4, 3: 2}
-"""Size, by the number of dimensions, to which a dense encoder pools its features."""
+"""Size per dimension to which a dense encoder pools its features, by number of dimensions."""
 _HIDDEN = 128
 
 
 class PerDomain(nn.ModuleDict):
-    """A module for each domain by its name; a device needs those of its own domains only."""
+    """Modules by domain name; a device needs those of its own domains only."""
 
 
 class DomainNorm(nn.Module):
@@ -42,13 +42,13 @@ class DomainNorm(nn.Module):
 
     Args:
         channels: C of values [B, C, ...], or of the rows [M, C] of a sparse tensor.
-        domains: names of domains with statistics of their own; without any, all share them.
-        together: values of all domains are normalised together; otherwise those of one domain.
+        domains: names of domains with statistics of their own; empty: all domains share them.
+        together: whether values of all domains are normalised together; else those of one domain.
 
     Attributes:
         domain: domain of the next values; see :func:`of_domain`.
-        add_up: called with sums and their domain, None for all; adds them up over the processes
-            that have values of it. None: all values are in this process.
+        add_up: called with sums and their domain (None: all domains); adds them up over the
+            processes with values of it. None: all values are in this process.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class DomainNorm(nn.Module):
         self.add_up: Callable[[Tensor, str | None], Tensor] | None = None
 
     def forward(self, input: Any) -> Any:
-        """Normalised values of the same shape, or a sparse tensor with normalised features."""
+        """Returns values, or a sparse tensor's features, normalised and of the same shape."""
         is_sparse = isinstance(input, sparse.SparseTensor)
         value: Tensor = input.feats if is_sparse else input
         known = self.statistics
         if isinstance(known, PerDomain):
-            assert self.domain is not None, "of_domain() names the values' domain"
+            assert self.domain is not None, "call it within of_domain(), which names the domain"
             known = known[self.domain]
         assert isinstance(known, _Statistics)
         shape = (1, -1, *[1] * (value.dim() - 2))
         mean, variance = known.mean, known.variance
-        if self.training:  # of all processes' values, in two passes, so that no digits cancel
+        if self.training:  # statistics of all processes, in two passes to avoid cancellation
             others = [dim for dim in range(value.dim()) if dim != 1]
             sums = value.sum(others)
             count = sums.new_tensor([value.numel() / max(value.shape[1], 1)])
@@ -100,7 +100,7 @@ _EPS, _MOMENTUM = 1e-5, 0.1
 
 
 class _Statistics(nn.Module):
-    """Running mean and variance [C] of values, for evaluation."""
+    """Running mean and variance [C] of values, used in evaluation."""
 
     mean: Tensor
     variance: Tensor
@@ -113,7 +113,7 @@ class _Statistics(nn.Module):
 
 @contextmanager
 def of_domain(module: nn.Module, name: str) -> Iterator[None]:
-    """Context in which inputs of ``module`` belong to a domain."""
+    """Context in which inputs of ``module`` belong to the domain ``name``."""
     norms = [each for each in module.modules() if isinstance(each, DomainNorm)]
     for norm in norms:
         norm.domain = name
@@ -128,14 +128,15 @@ class DomainSeparationNetwork(nn.Module):
     """A shared encoder, a private one for each domain, a decoder, a head and a discriminator.
 
     Args:
-        make_encoder: called for each encoder with ``make_norm``, a function of the channels.
+        make_encoder: builds an encoder; its argument ``make_norm`` builds a norm, or None, for a
+            number of channels.
         domains: names of the domains, the source first.
-        code: C.
-        num_classes: K.
+        code: number of values of a code, C.
+        num_classes: number of classes, K.
         decoder: maps codes [B, C] to reconstructions.
         decoded: maps a batch's input to the tensor to reconstruct.
         decoded_shape: shape of a sample of that tensor.
-        norm: batch norms of the shared encoder; ``all`` needs inputs that can be joined.
+        norm: batch norms of the shared encoder; ``all`` needs inputs that can be concatenated.
         losses: losses of the training.
     """
 
@@ -154,7 +155,7 @@ class DomainSeparationNetwork(nn.Module):
     ) -> None:
         super().__init__()
         listed = ", ".join(domains) or "none"
-        valid = "a source and one target or more, whose names differ and have letters, digits and _"
+        valid = "a source and at least one target, with different names of letters, digits and _"
         unique = len(domains) >= 2 and len({*domains}) == len(domains)
         require(
             unique and all(re.fullmatch(r"\w+", name) for name in domains), "domains", listed, valid
@@ -183,7 +184,7 @@ class DomainSeparationNetwork(nn.Module):
         )
 
     def shared_codes(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Shared codes [B, C] of inputs by their domains."""
+        """Returns the shared codes [B, C] of each domain's input, by domain name."""
         if self.norm != "all" or len(inputs) < 2:
             found = {}
             for name, each in inputs.items():
@@ -211,7 +212,7 @@ class DomainSeparationNetwork(nn.Module):
 
 
 def batch_size(input: Any) -> int:
-    """Samples of a dense or sparse input."""
+    """Returns the number of samples of a dense or sparse input."""
     return input.batch_size if isinstance(input, sparse.SparseTensor) else len(input)
 
 
@@ -227,22 +228,22 @@ def dsn_dense(
     norm: Norm = "none",
     losses: DomainLosses | None = None,
 ) -> DomainSeparationNetwork:
-    """A network on images or volumes of any size.
+    """Builds a domain separation network for images or volumes of any size.
 
-    An encoder is two convolutions of 5 positions with max pools, the mean over a coarse grid and a
-    linear layer; the decoder is a linear layer and three convolutions between which values are
-    repeated to the decoded size.
+    An encoder has two convolutions with kernel size 5 (each before a max pool), an average pool to
+    a coarse grid and a linear layer; the decoder has a linear layer and three convolutions, between
+    which values are repeated up to the decoded size.
 
     Args:
         dimensions: 2 for images, 3 for volumes.
-        num_classes: K.
+        num_classes: number of classes, K.
         domains: names of the domains, the source first.
         in_channels: channels of a sample.
-        code: C, of shared and of private codes.
+        code: number of values of a shared or private code, C.
         width: multiplies the channels of hidden layers.
         decoded: spatial size of reconstructions; samples of another size are averaged to it.
         norm: batch norms of the encoders: ``none``, of each ``domain``, or of ``all`` together.
-        losses: losses of the training; by default those of the paper.
+        losses: losses of the training; None: the defaults of :class:`DomainLosses`.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width)
     channels = [scaled(each, width) for each in _CHANNELS]
@@ -286,10 +287,10 @@ def dsn_sparse(
     losses: DomainLosses | None = None,
     backend: sparse.Backend | None = None,
 ) -> DomainSeparationNetwork:
-    """A network on sparse tensors of shapes; arguments and errors as :func:`dsn_dense`.
+    """Builds a network for sparse tensors of shapes; arguments and errors as in :func:`dsn_dense`.
 
-    An encoder is three submanifold convolutions with max pools, the maximum over all voxels and a
-    linear layer. The decoder reconstructs the shares of occupied voxels on a coarser grid.
+    An encoder has three submanifold convolutions (each before a max pool), a global max pool and a
+    linear layer. The decoder reconstructs the share of occupied voxels in cells of a coarser grid.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width)
     channels = [scaled(each, width) for each in (*_CHANNELS, 2 * _CHANNELS[-1])]
@@ -337,7 +338,7 @@ def _decoder(
 
 
 def _averaged(input: Tensor | sparse.SparseTensor, *, size: tuple[int, ...]) -> Tensor:
-    if isinstance(input, sparse.SparseTensor):  # 1 at every occupied voxel
+    if isinstance(input, sparse.SparseTensor):  # 1 at each occupied voxel, 0 elsewhere
         input = input.replace_feats(input.feats.new_ones(len(input), 1)).dense()
     if tuple(input.shape[2:]) == size:
         return input

@@ -1,8 +1,8 @@
-"""The fully convolutional network FCN-8s on images.
+"""The fully convolutional network FCN-8s for images.
 
 Source: Long, Shelhamer and Darrell, "Fully Convolutional Networks for Semantic Segmentation"
-(CVPR 2015), section 4.2, but with padded convolutions and a batch norm behind each, since we begin
-without ImageNet's weights.
+(CVPR 2015), section 4.2, but with padded convolutions and a batch norm after each, since training
+starts without weights from ImageNet.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from sparsepipe.models.chain import (
 )
 
 _BLOCKS = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
-"""Convolutions before each pool, and their channels."""
+"""Number of convolutions before each pool, and their channels."""
 _LEAST = 2 ** len(_BLOCKS)
-"""Pixels along each side."""
+"""Smallest height and width of an image, in pixels."""
 _SKIPS = (3, 4)
-"""Pools whose outputs are kept."""
+"""Numbers of the pools whose outputs are kept for later."""
 _FULL = 4096
 
 
 class UpScore(nn.Module):
-    """Scores in the size of what was kept last, which is ``factor`` times larger, plus its own
-    scores if it has ``skip_channels``.
+    """Upsamples scores by ``factor`` to the size of the tensor kept last and, given its
+    ``skip_channels``, adds the scores of that tensor.
     """
 
     def __init__(self, num_classes: int, *, factor: int, skip_channels: int | None = None) -> None:
@@ -52,7 +52,7 @@ class UpScore(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, input: Value) -> Value:
-        """[B, K, *spatial] of the kept one's spatial size, which may be odd."""
+        """Returns scores [B, K, *spatial] in the kept tensor's spatial size, which may be odd."""
         value, kept = parted(input)
         result = self.up(value, output_size=list(kept[-1].shape[2:]))
         if self.score is not None:
@@ -70,13 +70,13 @@ def fcn2d(
     batch_norm: bool = True,
     checkpointing: bool = False,
 ) -> nn.Sequential:
-    """FCN-8s: [B, in_channels, H, W] to logits [B, num_classes, H, W], or [B, num_classes].
+    """FCN-8s from [B, in_channels, H, W] to logits [B, num_classes, H, W] or [B, num_classes].
 
-    Height and width may be any of at least 32. For classification the coarse scores are averaged,
-    and there are no skips.
+    Height and width must be at least 32. For classification, the coarse scores are averaged and
+    there are no skips.
 
-    ``batch_norm`` puts a batch norm behind each convolution but those of scores. Other arguments
-    and errors are those of :func:`sparsepipe.models.cnn.cnn_nd`.
+    ``batch_norm`` adds a batch norm after each convolution except those that compute scores. Other
+    arguments and errors are those of :func:`sparsepipe.models.cnn.cnn_nd`.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)
     is_dense = head == "segmentation"

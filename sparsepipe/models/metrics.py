@@ -1,8 +1,8 @@
-"""Metrics of samples and of voxels, by operations that also count samples cut over devices.
+"""Metrics of samples and of voxels, built from operations that also count samples cut into shards.
 
-Labels are those of samples [B], or of voxels [B, *spatial]; logits are [B, K] or [B, K, *spatial].
-A sample that is cut into shards has sums of comparisons, of which every device gets the whole, but
-not all operations that metrics of libraries need.
+Labels are [B] for samples or [B, *spatial] for voxels; logits are [B, K] or [B, K, *spatial].
+Shards have rules for sums of comparisons, which give every rank the total, but not for all
+operations that torchmetrics needs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 IGNORED = -100
-"""The label of voxels that do not count; PyTorch's, for cross-entropy."""
+"""Label of voxels that do not count, as in PyTorch's cross-entropy."""
 
 
 class Accuracy(Metric):
-    """Share of labels that have the largest logit, over all labels."""
+    """Share of labels whose class has the largest logit."""
 
     full_state_update = False
     hits: Tensor
@@ -32,12 +32,12 @@ class Accuracy(Metric):
             self.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, label: Tensor) -> None:
-        """Count a batch."""
+        """Counts a batch."""
         self.hits += (logits.argmax(1) == label).sum()
         self.total += (label != IGNORED).sum()
 
     def compute(self) -> Tensor:
-        """The share in [0, 1]; NaN of no labels."""
+        """Returns the share in [0, 1]; NaN without labels."""
         return self.hits.float() / self.total
 
 
@@ -45,7 +45,7 @@ class Confusion(MulticlassConfusionMatrix):
     """Counts [K, K] of samples or voxels, true class by row.
 
     Attributes:
-        of_voxels: 1 if labels of voxels were counted by any process, else 0.
+        of_voxels: 1 if any process has counted labels of voxels, else 0.
     """
 
     of_voxels: Tensor
@@ -55,7 +55,7 @@ class Confusion(MulticlassConfusionMatrix):
         self.add_state("of_voxels", torch.tensor(0), dist_reduce_fx="max")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Count a batch of logits and labels."""
+        """Counts a batch of logits ``preds`` and labels ``target``."""
         if target.dim() > 1:
             self.of_voxels = torch.ones_like(self.of_voxels)
             self.confmat += confusion_of(preds, target)
@@ -64,14 +64,14 @@ class Confusion(MulticlassConfusionMatrix):
 
 
 class MeanIoU(Confusion):
-    """The mean of :func:`ious_of` over classes."""
+    """Mean of :func:`ious_of` over the classes that occur or are predicted."""
 
     def compute(self) -> Tensor:
         return ious_of(super().compute()).nanmean()
 
 
 class Predictions(Metric):
-    """The class that is predicted of each sample, by the sample's number in its split."""
+    """Predicted class of each sample, by the sample's number in its split."""
 
     full_state_update = False
 
@@ -85,15 +85,15 @@ class Predictions(Metric):
             getattr(self, name).append(value)
 
     def compute(self) -> dict[str, Tensor]:
-        """``index``, ``label``, ``prediction`` and ``probability`` [S], in the order of the index;
-        samples that several ranks have appear once.
+        """Returns ``index``, ``label``, ``prediction`` and ``probability`` [S], sorted by index; a
+        sample that several ranks have counted appears once.
         """
         kept = {name: getattr(self, name) for name in _OF_SAMPLE}
         found = {
             name: value if isinstance(value, Tensor) else torch.cat(value)
             for name, value in kept.items()
         }
-        # The first place of each number.
+        # The first entry of each index.
         _, places_S = np.unique(found["index"].cpu().numpy(), return_index=True)
         chosen_S = torch.from_numpy(places_S)
         return {name: value.cpu()[chosen_S] for name, value in found.items()}
@@ -103,7 +103,7 @@ _OF_SAMPLE = ("index", "label", "prediction", "probability")
 
 
 def predictions_of(batch: Mapping[str, Tensor], logits_BK: Tensor) -> dict[str, Tensor]:
-    """The ``prediction`` and its ``probability`` [B], beside ``index`` and ``label`` of a batch."""
+    """Returns ``prediction``, its ``probability``, the batch's ``index`` and ``label``; all [B]."""
     probability_B, prediction_B = logits_BK.detach().softmax(dim=1).max(dim=1)
     return {
         "index": batch["index"],
@@ -114,7 +114,7 @@ def predictions_of(batch: Mapping[str, Tensor], logits_BK: Tensor) -> dict[str, 
 
 
 def confusion_of(logits: Tensor, label: Tensor) -> Tensor:
-    """Counts int64 [K, K] of labels that are not ignored, true class by row."""
+    """Counts labels from 0 to K - 1, true class by row, predicted by column; int64 [K, K]."""
     num_classes = logits.shape[1]
     each = torch.arange(num_classes, device=logits.device)
     each = each.view(1, -1, *[1] * (logits.dim() - 2))
@@ -124,6 +124,6 @@ def confusion_of(logits: Tensor, label: Tensor) -> Tensor:
 
 
 def ious_of(counts_KK: Tensor) -> Tensor:
-    """Intersection over union [K]; NaN for classes that neither occur nor are predicted."""
+    """Returns intersection over union [K]; NaN where a class neither occurs nor is predicted."""
     hits_K = counts_KK.diagonal()
     return hits_K / (counts_KK.sum(0) + counts_KK.sum(1) - hits_K)

@@ -1,4 +1,4 @@
-"""Sparse ResNet18, 34 and 50; each residual block is one layer of the list."""
+"""Sparse ResNet-18, -34 and -50; each residual block is one layer of the list."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXPANSION = 4
 
 
 class ResidualBlock(nn.Module):
-    """``relu(main(x) + shortcut(x))``; both paths give the same sites and channels."""
+    """Computes ``relu(main(x) + shortcut(x))``; both paths give the same sites and channels."""
 
     def __init__(self, main: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
@@ -43,15 +43,15 @@ def sparse_resnet(
     dropout: float = 0.0,
     backend: sparse.Backend | None = None,
 ) -> nn.Sequential:
-    """Sparse ResNet of ``depth`` 18, 34 or 50: 15, 23 or 23 layers.
+    """Builds sparse ResNet-18, -34 or -50 with 15, 23 or 23 entries: a residual block is one entry.
 
     Args:
-        depth: number of layers with weights; 50 has bottleneck blocks.
+        depth: number of layers with weights: 18, 34, or 50 with bottleneck blocks.
         num_classes: outputs of the last layer.
-        in_channels: channels of the input feature (the constant 1 has one).
+        in_channels: channels of the input features; 1 if they are just the constant 1.
         width: multiplies the channels of every hidden layer.
         dropout: probability of the dropout before the last layer.
-        backend: backend of all layers; None is the native one.
+        backend: backend of all layers; None: the native one.
     """
     require(depth in _BLOCKS, "depth", depth, f"one of {sorted(_BLOCKS)}")
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)

@@ -1,8 +1,8 @@
 """The 3D U-Net.
 
 Source: Çiçek, Abdulkadir, Lienkamp, Brox and Ronneberger, "3D U-Net: Learning Dense Volumetric
-Segmentation from Sparse Annotation" (MICCAI 2016), section 2. Otherwise than there, convolutions
-are padded, so that each voxel has a label.
+Segmentation from Sparse Annotation" (MICCAI 2016), section 2, but with padded convolutions, so that
+each voxel gets a label.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHANNELS = 32
 
 
 class Up(nn.Module):
-    """Doubles the resolution, and convolves the value and what was kept last to its channels."""
+    """Doubles the resolution, and convolves the value and the tensor kept last to its channels."""
 
     def __init__(self, in_channels: int, skip_channels: int, *, checkpointing: bool) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Up(nn.Module):
         self.checkpointing = checkpointing
 
     def forward(self, input: Value) -> Value:
-        """[B, C, *spatial] of the kept one's channels and spatial size, which may be odd."""
+        """Returns [B, C, *spatial] in the kept tensor's channels and size, which may be odd."""
         value, kept = parted(input)
         skip = kept[-1]
 
@@ -65,12 +65,12 @@ def unet3d(
     dropout: float = 0.0,
     checkpointing: bool = False,
 ) -> nn.Sequential:
-    """3D U-Net: [B, in_channels, D, H, W] to logits [B, num_classes, D, H, W], or [B, num_classes].
+    """3D U-Net: [B, in_channels, D, H, W] to logits [B, num_classes, D, H, W] or [B, num_classes].
 
-    Sizes may be any of at least ``2 ** (levels - 1)``. For classification the features of the last
-    level are averaged over all voxels.
+    D, H and W must be at least ``2 ** (levels - 1)``. For classification, the last features are
+    averaged over all voxels.
 
-    ``levels`` of resolution are at least 2; other arguments and errors are those of
+    ``levels``, the number of resolutions, is at least 2; other arguments and errors are those of
     :func:`sparsepipe.models.cnn.cnn_nd`.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)

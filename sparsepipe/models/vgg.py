@@ -1,4 +1,4 @@
-"""VGG11, 13, 16 and 19 with batch normalisation, in a sparse and a dense form of one layout."""
+"""VGG-11, -13, -16 and -19 with batch normalisation; sparse and dense forms of one layout."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def sparse_vgg(
     dropout: float = 0.5,
     backend: sparse.Backend | None = None,
 ) -> nn.Sequential:
-    """Sparse VGG of ``depth`` 11, 13, 16 or 19: 37, 43, 52 or 61 layers.
+    """Builds a sparse VGG of ``depth`` 11, 13, 16 or 19, with 37, 43, 52 or 61 entries.
 
     Args:
         depth: number of layers with weights.
         num_classes: outputs of the last layer.
-        in_channels: channels of the input feature (the constant 1 has one).
+        in_channels: channels of the input features; 1 if they are just the constant 1.
         width: multiplies the channels of every hidden layer, including the head.
         dropout: probability of both dropout layers.
-        backend: backend of all layers; None is the native one.
+        backend: backend of all layers; None: the native one.
     """
     layers: _Layers = {
         "conv": partial(sparse.Conv3d, kernel_size=3, backend=backend),
@@ -61,7 +61,7 @@ sparse_vgg19_bn = partial(sparse_vgg, 19)
 
 
 class DenseGlobalMaxPool(nn.Module):
-    """Maximum over the whole grid: [B, C, X, Y, Z] to [B, C]."""
+    """Takes the maximum over the whole grid, from [B, C, X, Y, Z] to [B, C]."""
 
     def forward(self, x_BCXYZ: Tensor) -> Tensor:
         return x_BCXYZ.amax(dim=(2, 3, 4))
@@ -70,7 +70,7 @@ class DenseGlobalMaxPool(nn.Module):
 def dense_vgg(
     depth: int, num_classes: int, *, in_channels: int = 1, width: float = 1.0, dropout: float = 0.5
 ) -> nn.Sequential:
-    """Dense VGG of ``depth`` 11, 13, 16 or 19; arguments and errors as :func:`sparse_vgg`."""
+    """Builds a dense VGG; arguments and errors as in :func:`sparse_vgg`."""
     layers: _Layers = {
         # Without a bias, as in the sparse form: the norm that follows has one.
         "conv": partial(nn.Conv3d, kernel_size=3, padding=1, bias=False),

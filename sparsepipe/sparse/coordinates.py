@@ -30,13 +30,13 @@ _TABLE_CELLS_PER_SITE = 512
 
 
 def check_bounds(coords_N4: Tensor, *, batch_size: int, spatial_shape: Triple | None) -> Triple:
-    """Check the range of coordinates and return the extent of their grid.
+    """Checks the range of coordinates and returns the extent of their grid.
 
     Costs one reduction and one read-back. The extent is ``spatial_shape`` if given,
     otherwise the largest coordinate plus one on each axis.
 
     Raises:
-        CoordinateError: out of range, or a grid whose keys do not fit 63 bits.
+        CoordinateError: a coordinate is out of range, or the grid's keys do not fit 63 bits.
     """
     if coords_N4.shape[0] == 0:
         extent = spatial_shape or (1, 1, 1)
@@ -52,9 +52,8 @@ def check_bounds(coords_N4: Tensor, *, batch_size: int, spatial_shape: Triple | 
         for axis, low, high in zip("xyz", lowest[1:], highest[1:], strict=True):
             if low < 0 or high > MAX_COORDINATE:
                 raise CoordinateError(
-                    f"{axis} coordinates go from {low} to {high}",
-                    remedy=f"keep them from 0 to {MAX_COORDINATE}: shift each sample so that it "
-                    "starts at 0, use larger voxels or crop",
+                    f"{axis} coordinates go from {low} to {high}, outside 0 to {MAX_COORDINATE}",
+                    remedy="shift each sample so that it starts at 0, use larger voxels or crop",
                 )
         extent = spatial_shape or (highest[1] + 1, highest[2] + 1, highest[3] + 1)
         for axis, high, size in zip("xyz", highest[1:], extent, strict=True):
@@ -73,13 +72,13 @@ def check_bounds(coords_N4: Tensor, *, batch_size: int, spatial_shape: Triple | 
 
 
 def linear_keys(coords_N4: Tensor, extent: Triple) -> Tensor:
-    """The int64 keys [N] of sites in a grid of ``extent``, in lexicographic order."""
+    """Returns int64 keys [N] of sites in a grid of ``extent``, in lexicographic order of sites."""
     b, x, y, z = coords_N4.long().unbind(1)
     return ((b * extent[0] + x) * extent[1] + y) * extent[2] + z
 
 
 def coords_of_keys(keys_N: Tensor, extent: Triple) -> Tensor:
-    """Invert :func:`linear_keys` (int32 [N, 4])."""
+    """Returns the sites (int32 [N, 4]) whose :func:`linear_keys` are ``keys_N``."""
     columns = []
     for size in reversed(extent):
         above = torch.div(keys_N, size, rounding_mode="floor")
@@ -112,7 +111,7 @@ class TableIndex:
             raise_duplicate(coords_N4, keys_N)
 
     def find(self, base_M4: Tensor, offsets_K3: Tensor) -> Tensor:
-        """Rows (int32 [K, M], -1 without a site) of ``base + offset``."""
+        """Returns the rows (int32 [K, M]) of the sites ``base + offset``; -1 where none exists."""
         strides_3 = torch.tensor(self._strides_3, device=base_M4.device)
         steps_K = (offsets_K3.long() * strides_3).sum(1) + self._base
         keys_KM = steps_K[:, None] + linear_keys(base_M4, self._sizes)[None, :]
@@ -133,7 +132,7 @@ class SortedIndex:
             raise_duplicate(coords_N4, keys_N)
 
     def find(self, base_M4: Tensor, offsets_K3: Tensor) -> Tensor:
-        """Rows (int32 [K, M], -1 without a site) of ``base + offset``."""
+        """Returns the rows (int32 [K, M]) of the sites ``base + offset``; -1 where none exists."""
         if self._keys_N.shape[0] == 0 or offsets_K3.shape[0] == 0:
             shape = (offsets_K3.shape[0], base_M4.shape[0])
             return torch.full(shape, -1, dtype=torch.int32, device=base_M4.device)
@@ -156,7 +155,7 @@ SiteIndex = TableIndex | SortedIndex
 def build_index(
     coords_N4: Tensor, *, batch_size: int, extent: Triple, reach: Triple, method: str = "auto"
 ) -> SiteIndex:
-    """Index sites for windows that reach up to ``reach`` voxels beyond them.
+    """Indexes sites for windows that reach up to ``reach`` voxels beyond them.
 
     Args:
         coords_N4: int32 sites, within ``extent``.
@@ -178,7 +177,7 @@ def build_index(
 
 
 def raise_duplicate(coords_N4: Tensor, keys_N: Tensor) -> None:
-    """Raise ``CoordinateError`` for the first row that repeats an earlier row's coordinates."""
+    """Raises a ``CoordinateError`` for the first row that repeats an earlier row's coordinates."""
     sorted_N, order_N = torch.sort(keys_N, stable=True)
     repeats = (sorted_N[1:] == sorted_N[:-1]).nonzero().flatten()
     later = order_N[repeats + 1]

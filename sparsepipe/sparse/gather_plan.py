@@ -4,7 +4,7 @@ Pairs (row, source) are grouped by block of rows and, within a block, by kernel 
 block's sources are gathered once, one matrix product per offset turns them into parts, and
 every row sums its parts as one bag of indices. Each row is written once and its parts are
 added in a fixed order, without atomic additions, so that results are repeatable if the matrix
-products are. Blocks can be small enough for their buffers to stay in the processor's cache.
+products are. Blocks can be small enough for their buffers to stay in the CPU's cache.
 
 Shape suffixes: K offsets, R rows of the level, B blocks, P pairs.
 """
@@ -47,7 +47,7 @@ GatherPlan = list[RowBlock]
 
 
 def build_gather_plan(sources_KR: Tensor, rows_per_block: int) -> GatherPlan:
-    """Group the pairs of a neighbour table (int32, -1 without a neighbour).
+    """Groups the pairs of a neighbour table (int32, -1 without a neighbour) by block of rows.
 
     Costs one read-back to the host, of the number of pairs per block and offset.
     """

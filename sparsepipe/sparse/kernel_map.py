@@ -31,7 +31,7 @@ _watchers: list[Callable[[], None]] = []
 
 @contextmanager
 def watching_kernel_maps(watch: Callable[[], None]) -> Iterator[None]:
-    """Call ``watch`` immediately before and after each kernel map is built, to time it."""
+    """Context in which ``watch`` is called right before and after each kernel map is built."""
     _watchers.append(watch)
     try:
         yield
@@ -76,7 +76,7 @@ class CoordinateCache:
         return self._extent
 
     def bare(self) -> CoordinateCache:
-        """A cache of the same, equally checked coordinates, without anything derived from them."""
+        """Returns a cache of the same coordinates and their checks, with nothing derived yet."""
         cache = CoordinateCache(
             self.coords_N4,
             batch_size=self.batch_size,
@@ -87,13 +87,13 @@ class CoordinateCache:
         return cache
 
     def check(self) -> None:
-        """Check bounds and uniqueness of the coordinates, once, by a CoordinateError."""
+        """Checks bounds and uniqueness of the coordinates once; raises a CoordinateError."""
         if not self._verified:
             self.site_index((1, 1, 1))
             self._verified = True
 
     def site_index(self, reach: Triple) -> SiteIndex:
-        """The index for windows of this reach, see :attr:`KernelSpec.reach`."""
+        """Returns the index for windows of this :attr:`KernelSpec.reach`, built on first use."""
         reach = tuple(max(1, r) for r in reach)  # type: ignore[assignment]
         if reach not in self._indices:
             self._indices[reach] = build_index(
@@ -106,7 +106,7 @@ class CoordinateCache:
         return self._indices[reach]
 
     def kernel_map(self, spec: KernelSpec) -> KernelMap:
-        """The kernel map of a window over these sites, built on first use."""
+        """Returns the kernel map of a window over these sites, built on first use."""
         if spec not in self._maps:
             for watch in _watchers:
                 watch()
@@ -117,7 +117,7 @@ class CoordinateCache:
         return self._maps[spec]
 
     def coarser(self, coords_M4: Tensor, extent: Triple) -> CoordinateCache:
-        """Cache of a coarser level, whose sites must be unique and within ``extent``.
+        """Returns a cache of a coarser level, whose sites must be unique and within ``extent``.
 
         It has a ``spatial_shape`` if this level has one.
         """
@@ -132,9 +132,9 @@ class CoordinateCache:
         return level
 
     def samples(self) -> tuple[Tensor, Tensor]:
-        """Rows by sample: int64 [B, most] padded with N, and counts int64 [B].
+        """Returns rows by sample, int64 [B, most] padded with N, and their counts, int64 [B].
 
-        Rows of a sample keep their order and need not be adjacent.
+        ``most`` is the largest count. The rows of a sample are in order, but need not be adjacent.
         """
         if self._segments is None:
             _ = self.extent  # the batch column must be in bounds
@@ -192,12 +192,12 @@ class KernelMap:
         return self._num_pairs
 
     def gather_plan(self, rows_per_block: int) -> GatherPlan:
-        """The plan that computes outputs from inputs, in blocks of output rows."""
+        """Returns the plan that computes outputs from inputs, in blocks of output rows."""
         name = f"gather plan of {rows_per_block} rows"
         return self.derived(name, lambda _: build_gather_plan(self.neighbours_KM, rows_per_block))
 
     def scatter_plan(self, rows_per_block: int) -> GatherPlan:
-        """The adjoint of :meth:`gather_plan`: from outputs to inputs, in blocks of input rows.
+        """Returns the adjoint of :meth:`gather_plan`, from outputs to inputs, by input rows.
 
         For a symmetric window (:attr:`KernelSpec.is_symmetric`) it equals the gather plan with
         the offsets in reverse order; then the gather plan itself is returned, unreversed.
@@ -213,14 +213,14 @@ class KernelMap:
 
     @property
     def neighbours_MK(self) -> Tensor:
-        """The neighbours by output site, N without one, as indices into padded rows."""
+        """Input rows by output site; N, the index of a row of padding, where there is none."""
         if self._by_site is None:
             rows_KM = torch.where(self.neighbours_KM < 0, self.num_inputs, self.neighbours_KM)
             self._by_site = rows_KM.t().contiguous()
         return self._by_site
 
     def derived(self, name: str, build: Callable[[KernelMap], T]) -> T:
-        """The result of ``build(self)``, computed on first use and cached under ``name``."""
+        """Returns ``build(self)``, computed on first use and cached under ``name``."""
         if name not in self._derived:
             self._derived[name] = build(self)
         value: T = self._derived[name]
@@ -228,7 +228,7 @@ class KernelMap:
 
 
 def invert_rows(rows_KM: Tensor, num_targets: int) -> Tensor:
-    """The inverse of each row: ``out[k, rows[k, m]] = m``, and -1 elsewhere."""
+    """Inverts each row: ``out[k, rows[k, m]] = m``, and -1 elsewhere."""
     volume, count = rows_KM.shape
     # An extra column takes the entries of -1, so that no mask has to be read back.
     inverted = torch.full((volume, num_targets + 1), -1, dtype=torch.int32, device=rows_KM.device)
@@ -239,7 +239,7 @@ def invert_rows(rows_KM: Tensor, num_targets: int) -> Tensor:
 
 
 def build_kernel_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
-    """Build the map of one window over the sites of ``level``, which must be checked already.
+    """Builds the map of one window over the sites of ``level``, which must be checked already.
 
     Output sites are the input sites for stride 1; ``floor(coords / stride)`` for windows that
     tile the grid; otherwise every site of the grid of ``ceil(extent / stride)`` whose window
@@ -330,7 +330,7 @@ def _strided_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
 
 
 def derived_tensors(caches: Iterable[CoordinateCache]) -> Iterator[Tensor]:
-    """All tensors derived from coordinates (site indices, kernel maps, gather plans), each once.
+    """Yields each tensor derived from coordinates (indices, kernel maps, gather plans) once.
 
     Coarser levels of ``caches`` are included; they may share levels.
     """

@@ -13,10 +13,10 @@ Triple = tuple[int, int, int]
 
 
 def as_triple(value: int | Sequence[int], *, name: str) -> Triple:
-    """Three ints; a single int, also one of numpy's, applies to all three axes.
+    """Returns three ints; a single int, also one of numpy's, applies to all three axes.
 
     Raises:
-        ConfigError: not one or three integers, or one of them below 1.
+        ConfigError: ``value`` is not one or three integers of at least 1.
     """
     try:
         x, y, z = map(operator.index, value if isinstance(value, Iterable) else (value,) * 3)
@@ -24,7 +24,8 @@ def as_triple(value: int | Sequence[int], *, name: str) -> Triple:
         x = y = z = 0
     if min(x, y, z) < 1:
         raise ConfigError(
-            f"{name} is {value!r}", remedy="give one int or three ints (x, y, z) of at least 1"
+            f"{name} is {value!r}, not one or three positive ints",
+            remedy="give one int or three ints (x, y, z) of at least 1",
         )
     return x, y, z
 
@@ -90,7 +91,7 @@ class KernelSpec:
         stride: int | Sequence[int] = 1,
         dilation: int | Sequence[int] = 1,
     ) -> KernelSpec:
-        """A spec of ints or triples, each positive."""
+        """Builds a spec from ints or triples of ints, all at least 1."""
         return cls(
             as_triple(size, name="kernel size"),
             as_triple(stride, name="stride"),
@@ -101,7 +102,7 @@ class KernelSpec:
     def for_pooling(
         cls, size: int | Sequence[int], *, stride: int | Sequence[int] | None = None
     ) -> KernelSpec:
-        """A pooling window; with equal size and stride (the default) the windows tile the grid.
+        """Builds a pooling window; with equal size and stride (the default), windows tile the grid.
 
         Pooling by 3 combines voxels 0 to 2, 3 to 5 and so on, as dense pooling does.
         """
@@ -111,7 +112,7 @@ class KernelSpec:
         return cls(size_3, stride_3, centred=not (has_centre and size_3 == stride_3))
 
     def offsets(self) -> list[Triple]:
-        """All offsets (dx, dy, dz), multiplied by the dilation, x fastest."""
+        """Returns all offsets (dx, dy, dz), multiplied by the dilation, x fastest."""
         xs, ys, zs = (
             [d * (i - before) for i in range(k)]
             for k, d, before in zip(self.size, self.dilation, self.before, strict=True)

@@ -42,7 +42,7 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 class _RowWise(nn.Module):
-    """Forward of a layer of PyTorch that acts on each row: of features in a sparse tensor too."""
+    """Lets a PyTorch layer that acts on each row also take the features of a sparse tensor."""
 
     def forward(self, input: Features) -> Features:
         if isinstance(input, SparseTensor):
@@ -52,7 +52,7 @@ class _RowWise(nn.Module):
 
 
 class ReLU(_RowWise, nn.ReLU):
-    """Rectifier."""
+    """Rectified linear unit."""
 
 
 class Linear(_RowWise, nn.Linear):
@@ -60,7 +60,7 @@ class Linear(_RowWise, nn.Linear):
 
 
 class Dropout(_RowWise, nn.Dropout):
-    """Set single features to zero at random in training."""
+    """Sets single features to zero at random in training."""
 
 
 class Conv3d(nn.Module):
@@ -101,7 +101,7 @@ class Conv3d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the weights again."""
+        """Initialises the weights again."""
         nn.init.normal_(self.kernel, std=math.sqrt(2 / (self.spec.volume * self.in_channels)))
         if self.bias is not None:
             nn.init.zeros_(self.bias)

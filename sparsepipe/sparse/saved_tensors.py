@@ -1,6 +1,6 @@
 """Kernel maps and indices saved for the backward pass, freed under activation checkpointing.
 
-``torch.utils.checkpoint`` frees the tensors that a function saves and replaces them by those of
+``torch.utils.checkpoint`` frees the tensors that a function saves and replaces them with those of
 the recomputed forward, but keeps all other attributes of the function's context. Within
 :func:`derived_saved_with_tensors` kernel maps are therefore attached to an empty tensor that is
 saved with the others: to its storage, which stays the same however often torch wraps the tensor.
@@ -21,9 +21,9 @@ _with_tensors: ContextVar[bool] = ContextVar("with_tensors", default=False)
 
 @contextmanager
 def derived_saved_with_tensors() -> Iterator[None]:
-    """Functions called within free kernel maps and indices together with their saved tensors.
+    """Context in which functions free kernel maps and indices together with their saved tensors.
 
-    Enter it for the first forward and for the recomputed one.
+    It must be entered for the first forward pass and for the recomputed one.
     """
     token = _with_tensors.set(True)
     try:
@@ -33,7 +33,7 @@ def derived_saved_with_tensors() -> Iterator[None]:
 
 
 def save(ctx: Any, *tensors: Tensor, derived: Any) -> None:
-    """Save tensors, and an object derived from coordinates, for :func:`saved`, in a forward."""
+    """Saves tensors and an object derived from coordinates in a forward, for :func:`saved`."""
     if not _with_tensors.get():
         ctx.derived = derived
         ctx.save_for_backward(*tensors)
@@ -45,7 +45,7 @@ def save(ctx: Any, *tensors: Tensor, derived: Any) -> None:
 
 
 def saved(ctx: Any) -> tuple[tuple[Tensor, ...], Any]:
-    """The tensors and the derived object passed to :func:`save`."""
+    """Returns the tensors and the derived object passed to :func:`save`."""
     tensors: tuple[Tensor, ...] = ctx.saved_tensors
     if ctx.derived is not None:
         return tensors, ctx.derived

@@ -23,14 +23,13 @@ class SparseTensor:
         coords: int32 [N, 4], columns (batch, x, y, z), divided by ``stride``; unique rows in
             any order.
         stride: voxels of the finest grid per voxel, for each axis.
-        spatial_shape: extent of the grid at this level; None means the largest
-            coordinate plus one.
-        batch_size: samples in the batch; None takes the largest batch index plus one, which
+        spatial_shape: extent of the grid at this level; None: the largest coordinate plus one.
+        batch_size: samples in the batch; None: the largest batch index plus one, which
             waits for the device and cannot detect a batch-last order of columns.
         cache: kernel maps of exactly these coordinates, shared between tensors.
 
     Raises:
-        CoordinateError: wrong shape, dtype or device. Coordinates out of range and
+        CoordinateError: a shape, dtype or device is wrong. Coordinates out of range and
             duplicates are detected when a kernel map is first built, or by :meth:`check`.
     """
 
@@ -48,17 +47,17 @@ class SparseTensor:
     ) -> None:
         if coords.dim() != 2 or coords.shape[1] != 4 or coords.dtype != torch.int32:
             raise CoordinateError(
-                f"coords are {coords.dtype} of shape {tuple(coords.shape)}",
-                remedy="give int32 of shape [N, 4] with columns (batch, x, y, z)",
+                f"coords are {coords.dtype} of shape {tuple(coords.shape)}, not int32 [N, 4]",
+                remedy="give an int32 tensor of shape [N, 4] with columns (batch, x, y, z)",
             )
         if feats.dim() != 2 or feats.shape[0] != coords.shape[0] or not feats.is_floating_point():
             raise CoordinateError(
                 f"feats are {feats.dtype} of shape {tuple(feats.shape)} for {len(coords)} sites",
-                remedy="give floating point of shape [N, C], one row for each row of coords",
+                remedy="give floating-point features [N, C], one row for each row of coords",
             )
         if feats.device != coords.device:
             raise CoordinateError(
-                f"feats are on {feats.device}, coords on {coords.device}",
+                f"feats are on {feats.device}, but coords are on {coords.device}",
                 remedy="move both to one device, or build the tensor first and call .to(device)",
             )
         self.feats = feats
@@ -95,12 +94,12 @@ class SparseTensor:
         return self.coords.shape[0]
 
     def check(self) -> SparseTensor:
-        """Check bounds and uniqueness of the coordinates now; returns this tensor."""
+        """Checks bounds and uniqueness of the coordinates now; returns this tensor."""
         self.cache.check()
         return self
 
     def replace_feats(self, feats_NC: Tensor) -> SparseTensor:
-        """A tensor with the same sites and cache, and other features, one row for each site."""
+        """Returns a tensor with the same sites and cache, and a row of ``feats_NC`` for each."""
         cache = self.cache
         if feats_NC.shape[:1] != self.coords.shape[:1]:
             raise CoordinateError(
@@ -110,7 +109,7 @@ class SparseTensor:
         return _rebuild(feats_NC, self.coords, self._context(), cache)
 
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
-        """As ``torch.Tensor.to``; a dtype applies to the features only."""
+        """Works as ``torch.Tensor.to``; a dtype applies to the features only."""
         feats = self.feats.to(*args, **kwargs)
         # With non_blocking as a positional argument, the copy of the coordinates blocks.
         non_blocking = bool(kwargs.get("non_blocking", False))
@@ -120,15 +119,15 @@ class SparseTensor:
         return _rebuild(feats, coords, self._context(), cache)
 
     def pin_memory(self) -> SparseTensor:
-        """A copy in page-locked memory, as the data loader's pinning thread calls for."""
+        """Returns a copy in page-locked memory; a data loader's pinning thread calls it."""
         return _rebuild(self.feats.pin_memory(), self.coords.pin_memory(), self._context(), None)
 
     def detach(self) -> SparseTensor:
-        """The same sites with features detached from the graph."""
+        """Returns a tensor with the same sites, and features detached from the graph."""
         return self.replace_feats(self.feats.detach())
 
     def dense(self) -> Tensor:
-        """Features on the full grid [B, C, X, Y, Z], zero without a site."""
+        """Returns the features on the full grid [B, C, X, Y, Z], zero without a site."""
         cache = self.cache
         cache.check()
         x, y, z = cache.extent
@@ -139,10 +138,10 @@ class SparseTensor:
 
     @classmethod
     def from_dense(cls, dense_BCXYZ: Tensor) -> SparseTensor:
-        """A tensor of the sites where any channel is nonzero, in lexicographic order."""
+        """Builds a tensor of the sites where any channel is nonzero, in lexicographic order."""
         if dense_BCXYZ.dim() != 5:
             raise CoordinateError(
-                f"a dense grid has shape {tuple(dense_BCXYZ.shape)}",
+                f"a dense grid of shape {tuple(dense_BCXYZ.shape)} does not have 5 dimensions",
                 remedy="give a tensor of shape [B, C, X, Y, Z]",
             )
         sites_N4 = (dense_BCXYZ.detach() != 0).any(1).nonzero()
@@ -175,7 +174,7 @@ _Context = tuple[Triple, Triple | None, int]
 def _rebuild(
     feats: Any, coords: Any, context: _Context, cache: CoordinateCache | None
 ) -> SparseTensor:
-    # Without checks, because tree maps replace the tensors by other objects.
+    # Without checks, because tree maps replace the tensors with other objects.
     tensor = SparseTensor.__new__(SparseTensor)
     tensor.feats, tensor.coords = feats, coords
     tensor.stride, tensor.spatial_shape, tensor.batch_size = context
@@ -186,7 +185,7 @@ def _rebuild(
 def sparse_collate(
     samples: Sequence[tuple[Tensor, Tensor]], *, spatial_shape: Sequence[int] | None
 ) -> SparseTensor:
-    """Join samples into one batch, in which sample ``i`` has batch index ``i``.
+    """Joins samples into one batch, in which sample ``i`` has batch index ``i``.
 
     Args:
         samples: (coords, feats) of each sample: integer [n, 3] and floating [n, C]; n may
@@ -211,8 +210,9 @@ def sparse_collate(
     coords = torch.cat([coords for coords, _ in samples])
     if coords.numel() and not 0 <= int(coords.min()) <= int(coords.max()) <= MAX_COORDINATE:
         raise CoordinateError(
-            f"coordinates range from {int(coords.min())} to {int(coords.max())}",
-            remedy=f"keep them from 0 to {MAX_COORDINATE}: shift each sample, or use larger voxels",
+            f"coordinates go from {int(coords.min())} to {int(coords.max())}, outside 0 to "
+            f"{MAX_COORDINATE}",
+            remedy="shift each sample so that it starts at 0, or use larger voxels",
         )
     batch = torch.cat([coords.new_full((n, 1), i, dtype=torch.int32) for i, n in enumerate(sizes)])
     coords_N4 = torch.cat([batch, coords.int()], dim=1)
@@ -230,7 +230,7 @@ pytree.register_pytree_node(
 
 
 def add(x: SparseTensor, y: SparseTensor) -> SparseTensor:
-    """``x + y`` for tensors with the same sites in the same order; keeps the cache of ``x``.
+    """Returns ``x + y`` for tensors with the same sites in the same order; with ``x``'s cache.
 
     Outputs of equal windows on one tensor share their coordinates object; others are compared,
     which waits for the device.
@@ -240,7 +240,7 @@ def add(x: SparseTensor, y: SparseTensor) -> SparseTensor:
         raise CoordinateError(
             f"cannot add {x!r} and {y!r}",
             remedy="give both paths windows that produce the same sites, such as kernel size 2 "
-            "with stride 2, or stride 1, and as many channels",
+            "with stride 2, or stride 1, and the same number of channels",
         )
     if x.coords is not y.coords and not torch.equal(x.coords, y.coords):
         raise CoordinateError(
@@ -250,5 +250,5 @@ def add(x: SparseTensor, y: SparseTensor) -> SparseTensor:
     return x.replace_feats(x.feats + y.feats)
 
 
-# Its pickle makes nothing but a tensor: other ranks read it, and so does torch.load.
+# A pickled SparseTensor calls only this function, so other ranks and torch.load may read it.
 torch.serialization.add_safe_globals([_rebuild])

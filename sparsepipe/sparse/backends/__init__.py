@@ -1,4 +1,4 @@
-"""The interface of a sparse backend. Layers call nothing else."""
+"""The interface of sparse backends; layers call nothing else."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ class Backend(Protocol):
     def conv3d(
         self, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
     ) -> SparseTensor:
-        """Cross-correlate with ``kernel`` [K^3, Cin, Cout] (x fastest), add ``bias`` [Cout].
+        """Cross-correlates ``x`` with ``kernel`` [K, Cin, Cout], whose first dimension runs over
+        the offsets of the window, x fastest, and adds ``bias`` [Cout].
 
         Output sites are those of :func:`sparsepipe.sparse.kernel_map.build_kernel_map`.
         """
         ...
 
     def max_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
-        """Largest feature among the existing inputs of each window."""
+        """Takes the largest feature among the existing inputs of each window."""
         ...

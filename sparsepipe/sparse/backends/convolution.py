@@ -27,11 +27,11 @@ class _Workspace(threading.local):
     """
 
     def take(self, name: str, shape: tuple[int, int], like: Tensor) -> Tensor:
-        """An uninitialised tensor of ``shape``, valid until the next call with ``name``."""
+        """Returns an uninitialised tensor, valid until the next call with ``name``."""
         if like.device.type != "cpu":
             return like.new_empty(shape)
         size = shape[0] * shape[1] * like.element_size()
-        buffers: dict[str, Tensor] = vars(self)  # of this thread
+        buffers: dict[str, Tensor] = vars(self)  # this thread's own
         buffer = buffers.get(name)
         if buffer is None or buffer.numel() < size:
             buffer = torch.empty(size, dtype=torch.uint8, device=like.device)
@@ -52,7 +52,7 @@ _MIN_BLOCK_ROWS = 256
 
 
 def convolve(feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Tensor:
-    """Convolve; returns features [M, D] of the map's output level."""
+    """Convolves features with a kernel; returns features [M, D] of the map's output level."""
     if kernel_map.num_outputs == 0 or kernel_map.num_inputs == 0:
         # Without rows there are no products, but both operands must stay in the graph.
         out = feats_NC.sum(0) @ kernel_KCD.sum(0)
@@ -64,7 +64,7 @@ def convolve(feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Ten
 
 
 def _block_rows(kernel_map: KernelMap, kernel_KCD: Tensor) -> int:
-    """Rows of a block: as many as fit the budget, but enough to amortise reading the kernel.
+    """Returns the rows of a block: as many as fit the budget, but enough to amortise the kernel.
 
     Every block reads the whole kernel, so a block with fewer pairs per offset than channels
     moves more weights than features.
@@ -166,7 +166,7 @@ def _gradients(
     need_feats: bool,
     need_kernel: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of features and kernel; both use the output's gradient gathered at the inputs."""
+    """Computes the gradients of features and kernel from the output's, gathered at the inputs."""
     plan = kernel_map.scatter_plan(_block_rows(kernel_map, kernel_KCD))
     centre = kernel_map.spec.centre
     kernels = kernel_KCD.transpose(1, 2).unbind(0)
@@ -212,9 +212,9 @@ def _differentiable_gradients(
     need_feats: bool,
     need_kernel: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """:func:`_gradients` by operations that autograd follows, as ``create_graph=True`` asks for.
+    """Does as :func:`_gradients` with operations that autograd records, for ``create_graph=True``.
 
-    At one offset each row is in one pair at most, so that no sum depends on the order of threads.
+    At one offset, each row is in at most one pair, so that no sum depends on the order of threads.
     """
     pairs = kernel_map.derived("pairs", pairs_by_offset)
     grad_feats = feats_NC.new_zeros(feats_NC.shape)
@@ -232,7 +232,7 @@ def _differentiable_gradients(
 
 
 def pairs_by_offset(kernel_map: KernelMap) -> list[tuple[Tensor, Tensor]]:
-    """Output and input rows (int64) of the pairs at each offset."""
+    """Returns the output and input rows (int64) of the pairs at each offset."""
     rows_KM = kernel_map.neighbours_KM
     exists_KM = rows_KM >= 0
     sizes: list[int] = exists_KM.sum(1).tolist()
@@ -255,7 +255,7 @@ def _accumulate(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> N
 
 
 def _product_rows(count: int, like: Tensor) -> int:
-    """Rows to allocate for a product of ``count`` rows; the surplus rows are ignored.
+    """Returns how many rows to allocate for a product of ``count`` rows; surplus is ignored.
 
     In 16 bits on a CPU each new shape of a product is compiled first, which takes longer than
     most products, and pair counts differ from batch to batch. Rounding them up to a multiple
@@ -268,13 +268,13 @@ def _product_rows(count: int, like: Tensor) -> int:
 
 
 def _allocate_parts(block: RowBlock, width: int, like: Tensor) -> Tensor:
-    """A buffer for all products of a block, with spare rows for the last one's rounding."""
+    """Returns a buffer for all products of a block, with spare rows to round up the last one."""
     spare = max(_product_rows(count, like) - count for count in block.counts)
     return workspace.take("parts", (block.num_pairs + spare, width), like)
 
 
 def _by_offset(block: RowBlock, rows_P: Tensor, parts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each offset its rows, and the part of the buffer for its product.
+    """Yields, for each offset, its rows and the part of the buffer for its product.
 
     The surplus rows of a rounded product overlap the next product, which is written later.
     """
@@ -285,7 +285,7 @@ def _by_offset(block: RowBlock, rows_P: Tensor, parts: Tensor) -> Iterator[tuple
 
 
 def _rows(name: str, source: Tensor, block: RowBlock, rows_P: Tensor | None) -> Tensor:
-    """Rows of ``source``, by default the block's own, with spare rows of zeros if rounded up."""
+    """Returns rows of ``source``; None: the block's own. Rows added by rounding up are zero."""
     if rows_P is None:
         rows = source[block.first : block.last]
         if _product_rows(len(rows), source) == len(rows):
@@ -301,7 +301,7 @@ def _rows(name: str, source: Tensor, block: RowBlock, rows_P: Tensor | None) -> 
 
 
 def _bag_sum(parts_PD: Tensor, block: RowBlock) -> Tensor:
-    """The sum of each row's parts in a fixed order; zero for rows without parts."""
+    """Sums each row's parts in a fixed order; zero for rows without parts."""
     if block.num_pairs == 0:
         return parts_PD.new_zeros(block.last - block.first, parts_PD.shape[1])
     out: Tensor = torch.embedding_bag(parts_PD, block.bag_P, block.bag_starts)[0]

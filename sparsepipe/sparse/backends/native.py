@@ -1,4 +1,4 @@
-"""The default backend, in plain PyTorch on any device; its max pooling with the gradient.
+"""The default backend, in plain PyTorch for any device, and its max pooling with the gradient.
 
 Shape suffixes: N input sites, M output sites, K offsets, C channels, P pairs.
 """
@@ -32,7 +32,7 @@ class NativeBackend:
     def conv3d(
         self, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
     ) -> SparseTensor:
-        """See :class:`~sparsepipe.sparse.Backend`; BackendError: the kernel does not fit."""
+        """See :class:`~sparsepipe.sparse.Backend`; raises a BackendError for a wrong kernel."""
         feats = x.feats
         if torch.is_autocast_enabled(feats.device.type) and feats.dtype != torch.float64:
             dtype = torch.get_autocast_dtype(feats.device.type)
@@ -41,7 +41,7 @@ class NativeBackend:
         check_kernel_shape(feats, kernel, spec)
         if kernel.dtype != feats.dtype:
             raise BackendError(
-                f"features are {feats.dtype}, the kernel is {kernel.dtype}",
+                f"features are {feats.dtype}, but the kernel is {kernel.dtype}",
                 remedy="convert the tensor first, x.to(kernel.dtype), or run under torch.autocast",
             )
         if spec.volume == 1 and spec.is_submanifold:  # a plain matrix product
@@ -72,7 +72,7 @@ class NativeBackend:
 def at_level(
     x: SparseTensor, feats: Tensor, level: CoordinateCache, spec: KernelSpec
 ) -> SparseTensor:
-    """The result of applying a window to ``x``: ``feats`` on the sites of ``level``."""
+    """Returns ``feats`` on the sites of ``level``, the result of applying a window to ``x``."""
     if level is x.cache:
         return x.replace_feats(feats)
     sx, sy, sz = (a * b for a, b in zip(x.stride, spec.stride, strict=True))
@@ -87,7 +87,7 @@ def at_level(
 
 
 def check_kernel_shape(feats: Tensor, kernel: Tensor, spec: KernelSpec) -> None:
-    """Raise ``BackendError`` unless the kernel fits the window and the input's channels."""
+    """Raises a ``BackendError`` unless the kernel fits the window and the input's channels."""
     if kernel.dim() != 3 or kernel.shape[:2] != (spec.volume, feats.shape[1]):
         raise BackendError(
             f"the kernel has shape {tuple(kernel.shape)}, but the window has size {spec.size} and"
@@ -98,12 +98,13 @@ def check_kernel_shape(feats: Tensor, kernel: Tensor, spec: KernelSpec) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The ``n``-th pair of every window that has at least ``n`` inputs.
+    """One round of max pooling: for some n, the n-th input-output pair of every window that has at
+    least n inputs.
 
     Attributes:
-        outputs_P: int64, the output row; each at most once.
+        outputs_P: int64, the output row of each pair; no row occurs twice.
         inputs_P: int32, the input row.
-        offsets_P1: int16 [P, 1], the kernel offset of the pair.
+        offsets_P1: int16 [P, 1], the kernel offset.
     """
 
     outputs_P: Tensor
@@ -112,9 +113,9 @@ class Round:
 
 
 def build_rounds(kernel_map: KernelMap) -> list[Round]:
-    """Sort the pairs by their position in their window, in the scan order of dense pooling.
+    """Sorts pairs into rounds by their place in their window, in dense pooling's scan order.
 
-    On a surface most windows hold one or two inputs, so that only the first rounds are long.
+    On a surface, most windows hold one or two inputs, so that only the first rounds are long.
     """
     # Offsets (x fastest) in the scan order of dense pooling (z fastest).
     sx, sy, sz = map(range, kernel_map.spec.size)

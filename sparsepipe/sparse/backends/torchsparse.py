@@ -1,4 +1,4 @@
-"""torchsparse 2.1 (Tang et al., MLSys 2022 and MICRO 2023) behind the backend protocol, on CUDA."""
+"""torchsparse 2.1 (Tang et al., MLSys 2022 and MICRO 2023) as a backend, on CUDA."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _kernel_maps: WeakKeyDictionary[CoordinateCache, dict[bool, Any]] = WeakKeyDicti
 
 @dataclass(frozen=True)
 class TorchSparseBackend(NativeBackend):
-    """Submanifold convolutions of odd size by torchsparse, everything else by the native backend.
+    """Convolves with torchsparse for submanifold windows of odd size, else with the native backend.
 
     Computes in float32 and float16. Output sites, weights and results equal those of the native
-    backend. Strided and dilated windows, even sizes and max pooling are native, because there
-    torchsparse has other output sites, other offsets, or nothing. In float32, TF32 is used only
+    backend. Strided and dilated windows, even sizes and max pooling are native, because torchsparse
+    has different output sites or offsets for them, or lacks them. In float32, TF32 is used only
     where ``torch.set_float32_matmul_precision`` allows it.
 
     Raises:
@@ -82,7 +82,7 @@ class TorchSparseBackend(NativeBackend):
 def convolve(
     module: Any, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
 ) -> SparseTensor:
-    """Convolve by the torchsparse that ``module`` is, or natively where its result would differ."""
+    """Convolves with the torchsparse in ``module``, or natively where its result would differ."""
     is_dilated = any(d > 1 and k > 1 for d, k in zip(spec.dilation, spec.size, strict=True))
     if not spec.is_symmetric or is_dilated or spec.volume == 1 or not len(x):
         return _NATIVE.conv3d(x, kernel, bias, spec)
@@ -131,7 +131,7 @@ def convolve(
 
 
 class _DifferentiableOnce(torch.autograd.Function):
-    """Identity that refuses a second derivative, which torchsparse's backward loses in silence."""
+    """Identity that refuses a second derivative, which torchsparse's backward silently loses."""
 
     @staticmethod
     def forward(ctx: Any, feats: Tensor) -> Tensor:
@@ -142,16 +142,16 @@ class _DifferentiableOnce(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise BackendError(
                 "torchsparse's convolutions have no second derivative, which create_graph=True "
-                "asks for, as a gradient penalty does",
+                "requires (in a gradient penalty, for example)",
                 remedy="use backend=native for these layers, which has second derivatives",
             )
         return gradient
 
 
 def from_torchsparse(kernel: Tensor, kernel_size: int | Sequence[int]) -> Tensor:
-    """A kernel [K, Cin, Cout] saved by torchsparse 2.0 or 2.1, in the order of ``Conv3d.kernel``.
+    """Reorders a kernel [K, Cin, Cout] saved by torchsparse 2.0 or 2.1 for ``Conv3d.kernel``.
 
-    That is x fastest; torchsparse has z fastest where K is even. Raises a BackendError for an even
+    There x varies fastest, in torchsparse z where K is even. Raises a BackendError for an even
     size above 2, whose offsets differ between torchsparse's versions.
     """
     size = as_triple(kernel_size, name="kernel size")
@@ -159,7 +159,7 @@ def from_torchsparse(kernel: Tensor, kernel_size: int | Sequence[int]) -> Tensor
         return kernel
     if max(size) > 2:
         raise BackendError(
-            f"torchsparse's versions give kernels of size {size} different offsets",
+            f"kernels of size {size} have different offsets in different versions of torchsparse",
             remedy="use odd sizes, or sizes 1 and 2 only",
         )
     by_axes = kernel.view(*size, *kernel.shape[1:])

@@ -97,5 +97,5 @@ def test_nothing_runs_twice_without_gradients() -> None:
 )
 def test_smaller_samples_than_a_network_takes_are_refused(net, least) -> None:
     assert net.eval()(torch.zeros(1, 1, *least)).shape[:2] == (1, 3)
-    with pytest.raises(ConfigError, match=f"smaller than the network takes: {least[0]} along"):
+    with pytest.raises(ConfigError, match=f"at least {least[0]} along"):
         net(torch.zeros(1, 1, *least[1:], least[0] - 1))

@@ -64,7 +64,10 @@ def test_settings_of_a_network(make: str, wrong: dict[str, Any]) -> None:
         (lambda: models.dsn_2d(3, domains=["a", "b"], decoded=(8,)), "model.decoded="),
         (lambda: DomainLosses(alpha=-1.0), "model.losses.alpha=-1.0"),
         (lambda: DomainLosses(similarity="coral"), "model.losses.similarity='coral'"),  # type: ignore[arg-type]
-        (lambda: Classifier(nn.Sequential(), num_classes=1, optimizer=torch.optim.SGD), ": 1"),
+        (
+            lambda: Classifier(nn.Sequential(), num_classes=1, optimizer=torch.optim.SGD),
+            "num_classes=1",
+        ),
         (lambda: LRSchedule(factory=partial, interval="minute"), "minute"),  # type: ignore[arg-type]
         (
             lambda: Classifier(
