@@ -1,7 +1,7 @@
-"""Convolutions of shards: halos are moved, in the forward and again in the backward pass.
+"""Convolutions of shards: halos are moved in the forward pass and again in the backward pass.
 
-What is saved for the backward pass is the shard without halo and padding: with these, P ranks would
-save more than one process has.
+Layers save the shard without halo and padding for the backward pass: with these, P ranks together
+would save more than one process does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sparsepipe.spatial.shard import (
 
 
 def halo_moves(shard: Shard, windows: Sequence[Window]) -> tuple[Move, ...]:
-    """Moves of halos along each axis for a layer with ``windows`` over the last dimensions."""
+    """Returns the moves of halos along each axis, for ``windows`` over the last dimensions."""
     grid, count = shard.grid, len(windows)
     sizes = whole_shape(shard)[-count:]
     if any(window.output_size(size) < 1 for window, size in zip(windows, sizes, strict=True)):
@@ -41,7 +41,7 @@ def halo_moves(shard: Shard, windows: Sequence[Window]) -> tuple[Move, ...]:
         )
     if any(-dim > count for dim in shard.dims):
         raise without_rule(
-            f"a layer over the last {count} dimensions", why=", which is cut along another one"
+            f"a layer over the last {count} dimensions", why=": it is cut along another one"
         )
     return tuple(
         Move(dim, axis, window_exchanges(windows[dim], size, parts)[grid.coordinate(axis)])
@@ -52,24 +52,24 @@ def halo_moves(shard: Shard, windows: Sequence[Window]) -> tuple[Move, ...]:
 
 
 def as_tuple(value: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """PyTorch's short forms: one number for all dimensions, or one for each."""
+    """Expands PyTorch's short form of one number for all ``count`` dimensions."""
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * count if len(values) == 1 else values
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A convolution of shards. Lists have an entry for each of the last dimensions.
+    """A convolution of shards. Tuples except ``moves`` have an entry for each spatial dimension.
 
     Args:
-        grid: of the shards.
-        windows: of the convolution.
-        groups: of channels.
-        moves: of halos, but for those that leave shards as they are.
-        held: inputs that this rank has.
+        grid: grid of the shards.
+        windows: windows of the convolution.
+        groups: number of groups of channels.
+        moves: moves of halos, except those that leave shards as they are.
+        held: inputs that this rank holds.
         needed: inputs that it has after the moves.
-        outputs: that it computes.
-        inside: the inputs that this rank has and needs.
+        outputs: outputs that it computes.
+        inside: inputs that it both holds and needs.
     """
 
     grid: Grid
@@ -102,7 +102,7 @@ class _Layer:
         return cls(grid, tuple(windows), groups, moves, *intervals)
 
     def halos(self, place: int) -> list[_Part]:
-        """Contributions of the halos that the move at ``place`` brings, before and behind."""
+        """Returns a part for each halo, before and behind, that the move at ``place`` brings."""
         dim = self.moves[place].dim
         later = [move.dim for move in self.moves[place + 1 :]]
         found = []
@@ -116,7 +116,7 @@ class _Layer:
         return found
 
     def arriving(self, fetching: Fetch | None) -> Iterator[tuple[_Part, Tensor]]:
-        """Contributions of other ranks' inputs, as soon as these have arrived."""
+        """Yields the part and the inputs of each halo as soon as it arrives."""
         for place in range(len(self.moves)):
             assert fetching is not None
             halos = fetching.halos()
@@ -126,14 +126,14 @@ class _Layer:
                 yield part, self.narrowed(halo, self.moves[place + 1 :])
 
     def start(self, local: Tensor) -> Fetch | None:
-        """Begins to fetch halos; None without other ranks."""
+        """Starts fetching halos; returns None if there are no moves."""
         fetching = Fetch.start(local, self.moves[0], self.grid) if self.moves else None
         if fetching is not None and not self.grid.overlap:
             fetching.pending.wait()
         return fetching
 
     def narrowed(self, value: Tensor, moves: Sequence[Move] | None = None) -> Tensor:
-        """The view of :attr:`inside` along the dimensions of ``moves``, by default of all."""
+        """Narrows ``value`` to :attr:`inside` in the dimensions of ``moves``; None: of all."""
         for move in self.moves if moves is None else moves:
             inside = self.inside[move.dim]
             first = inside.start - self.held[move.dim].start if inside.size else 0
@@ -141,7 +141,7 @@ class _Layer:
         return value
 
     def arguments(self, padding: Sequence[int]) -> tuple[Any, ...]:
-        """Arguments of PyTorch's convolution behind its tensors."""
+        """Returns the arguments of PyTorch's convolution that follow its tensors."""
         return (
             [window.stride for window in self.windows],
             padding,
@@ -158,8 +158,8 @@ class _Part:
 
     Args:
         layer: the convolution.
-        inputs: an interval for each of the last dimensions, as ``outputs`` has.
-        outputs: among which are all that ``inputs`` add to, of this rank's.
+        inputs: positions of the inputs, an interval for each of the last dimensions.
+        outputs: positions of outputs, with all of this rank's to which ``inputs`` contribute.
     """
 
     layer: _Layer
@@ -172,9 +172,9 @@ class _Part:
 
     @property
     def padding(self) -> tuple[list[int], list[int]]:
-        """Padding for PyTorch's convolution, or for ``F.pad`` where that cannot do it.
+        """Padding for PyTorch's convolution, and for ``F.pad`` where that cannot do it.
 
-        Of a convolution the latter pads inputs, of a transposed one outputs; negative ones crop.
+        ``F.pad`` pads inputs of a convolution, outputs of a transposed one; negative padding crops.
         """
         even, pads = list[int](), list[int]()
         is_even, windows = True, self.layer.windows
@@ -191,10 +191,10 @@ class _Part:
         return (even, []) if is_even else ([0] * len(even), pads)
 
     def compute(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Contribution of the inputs to the outputs, with ``bias``."""
+        """Computes what ``inputs`` contribute to the outputs, and adds ``bias``."""
         transposed = self.layer.windows[0].transposed
         padding, pads = ([], []) if self.is_empty else self.padding
-        # Where outputs are cropped the bias is added behind.
+        # Where outputs are cropped, the bias is added afterwards.
         is_behind = self.is_empty or bool(pads and transposed)
         if self.is_empty:
             channels = weight.shape[1] * self.layer.groups if transposed else weight.shape[0]
@@ -213,16 +213,16 @@ class _Part:
     def gradients(
         self, gradient: Tensor, inputs: Tensor | None, weight: Tensor, mask: Sequence[bool]
     ) -> tuple[Any, ...]:
-        """Gradients of inputs, weight and bias where ``mask`` asks for them; None for others.
+        """Computes the gradients of inputs, weight and bias that ``mask`` selects; None for others.
 
-        ``gradient`` is that of the outputs; ``inputs`` are None where only theirs is asked for.
+        ``gradient`` is that of the outputs; ``inputs`` may be None if only their own is selected.
         """
         transposed, sizes = self.layer.windows[0].transposed, [each.size for each in self.inputs]
         if inputs is None:  # its values do not matter
             channels = weight.shape[0] if transposed else weight.shape[1] * self.layer.groups
             inputs = gradient.new_empty(1).expand(gradient.shape[0], channels, *sizes)
         padding, pads = ([], []) if self.is_empty else self.padding
-        # Of outputs that are cropped the bias is added behind.
+        # Where outputs are cropped, the bias is added afterwards.
         is_behind = self.is_empty or bool(pads and transposed)
         bias = gradient.sum([0, *range(2, gradient.dim())]) if mask[2] and is_behind else None
         if self.is_empty:
@@ -249,7 +249,7 @@ class _Part:
         return of_inputs, of_weight, bias if is_behind else of_bias
 
     def of(self, outputs: Tensor) -> Tensor:
-        """The view of this part's outputs of all."""
+        """Narrows ``outputs``, all those of this rank, to those of this part."""
         for dim, (mine, own) in enumerate(zip(self.outputs, self.layer.outputs, strict=True)):
             outputs = outputs.narrow(2 + dim, mine.start - own.start, mine.size)
         return outputs
@@ -273,22 +273,22 @@ class _ShardConvolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """While halos are fetched again and their gradients travel back, those of what this rank
-        has are computed.
+        """Computes gradients of this rank's own inputs while halos are fetched again and their
+        gradients travel back.
         """
         local, weight = ctx.saved_tensors
         layer: _Layer = ctx.layer
         moves, mask = layer.moves, ctx.needs_input_grad[:3]
         fetching = layer.start(local) if mask[1] else None
         giving: GiveBack | None = None
-        halos: list[list[Tensor]] = []  # of each move, the last one first: before and behind
+        halos: list[list[Tensor]] = []  # for each move, last one first: before and behind
         for place in reversed(range(len(moves) if mask[0] else 0)):
             found = [
                 part.gradients(part.of(gradient), None, weight, [True, False, False])[0]
                 for part in layer.halos(place)
             ]
             halos.append(found)
-            if giving is None:  # go back along the last axis while the others are computed
+            if giving is None:  # send along the last axis while others are computed
                 giving = _start_giving_halos(found, moves[place], layer.grid)
         own = _Part(layer, layer.inside, layer.outputs)
         into, of_weight, of_bias = own.gradients(gradient, layer.narrowed(local), weight, mask)
@@ -307,7 +307,7 @@ class _ShardConvolution(torch.autograd.Function):
 
 
 def _start_giving_halos(halos: Sequence[Tensor], move: Move, grid: Grid) -> GiveBack:
-    """Begins to give back the gradients of what :meth:`Fetch.halos` has brought."""
+    """Starts sending back the gradients of what :meth:`Fetch.halos` has returned."""
     parts: list[Tensor] = []
     for halo, pieces in zip(halos, halo_pieces(move, grid), strict=True):
         parts += torch.split(halo, [piece.interval.size for piece in pieces], move.dim)
@@ -329,7 +329,7 @@ def _run_convolution(
         for window, size in zip(windows, whole_shape(shard)[2:], strict=True)
     ]
     kind, tensors = batched.device.type, (batched, weight, bias)
-    if torch.is_autocast_enabled(kind):  # of all floating-point dtypes but doubles, as PyTorch
+    if torch.is_autocast_enabled(kind):  # casts floating-point dtypes except float64, as PyTorch
         dtype = torch.get_autocast_dtype(kind)
         tensors = tuple(  # type: ignore[assignment]
             each.to(dtype)

@@ -1,8 +1,8 @@
 """The grid of ranks that share one sample, how a sample is cut over it, and moves between shards.
 
 A move along one axis brings each rank the positions that it needs; its adjoint sends gradients of
-these back to the ranks that hold them and adds them up there. Axes are moved one after the other,
-so that corners need no messages of their own.
+these back to the ranks that hold them and adds them up there. Moves along several axes are made one
+after another, so that corners need no messages of their own.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _DTYPES = (
     *(torch.complex64, torch.complex128, torch.bool),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
 )
-"""Dtypes that ranks compare by their places here."""
+"""Dtypes, which ranks compare by their index in this tuple."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Grid:
-    """Ranks in as many dimensions as a sample has spatial ones.
+    """Grid of ranks, with an axis for each spatial dimension of a sample.
 
-    Rank r of the group stands where ``numpy.unravel_index(r, shape)`` says: the last axis varies
-    fastest. Spatial dimensions are the last ones of a tensor, ``len(shape)`` of them.
+    Rank r of the group is at ``numpy.unravel_index(r, shape)``: the last axis varies fastest. The
+    spatial dimensions of a tensor are its last ``len(shape)`` ones.
 
     Args:
         shape: number of shards along each spatial dimension.
-        group: the ranks; None for all of the default process group.
+        group: process group of the ranks; None: the default one.
         overlap: whether convolutions compute what needs no halo while halos are under way.
 
     Attributes:
@@ -56,7 +56,7 @@ class Grid:
         rank: this process's rank in the group.
 
     Raises:
-        ConfigError: the shape does not suit the group, or this process has no such group.
+        ConfigError: the shape does not fit the group, or this process is not in the group.
     """
 
     shape: tuple[int, ...]
@@ -72,36 +72,36 @@ class Grid:
         object.__setattr__(self, "dimensions", len(self.shape))
         if not self.shape or min(self.shape) < 1:
             raise ConfigError(
-                f"{self.shape} is not the shape of a grid",
+                f"{self.shape} is not a valid shape of a grid",
                 remedy="give a number of shards of at least 1 for each spatial dimension",
             )
         rank, ranks = rank_and_size(self.group)
         if ranks != self.size:
             raise ConfigError(
-                f"a grid of {' x '.join(map(str, self.shape))} needs {self.size} ranks, and the "
+                f"a grid of {' x '.join(map(str, self.shape))} needs {self.size} ranks, but the "
                 f"process group has {ranks}",
                 remedy="make the product of the grid's shape the number of ranks, or give a group",
             )
         object.__setattr__(self, "rank", rank)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Grid:
-        """Itself: a copied model is on the same ranks."""
+        """Returns the grid itself: a copied model is on the same ranks."""
         return self
 
     def coordinate(self, axis: int) -> int:
-        """This rank's place along an axis."""
+        """Returns this rank's coordinate along ``axis``."""
         return self.rank // math.prod(self.shape[axis + 1 :]) % self.shape[axis]
 
     def peer(self, axis: int, coordinate: int) -> int:
-        """The rank in the group that stands at ``coordinate`` of ``axis``, else where this does."""
+        """Returns the rank at ``coordinate`` along ``axis``, else at this rank's coordinates."""
         return self.rank + (coordinate - self.coordinate(axis)) * math.prod(self.shape[axis + 1 :])
 
     def held(self, axis: int, size: int) -> Interval:
-        """The positions of ``size`` along ``axis`` that this rank has."""
+        """Returns which of ``size`` positions along ``axis`` this rank holds."""
         return shares(size, self.shape[axis])[self.coordinate(axis)]
 
     def shard(self, full: Tensor) -> Tensor:
-        """This rank's view of a whole tensor, whose last dimensions are the spatial ones.
+        """Returns this rank's view of a whole tensor, whose last dimensions are the spatial ones.
 
         Raises:
             ConfigError: the tensor has too few dimensions, or fewer positions than shards.
@@ -110,7 +110,7 @@ class Grid:
         return self.part(full)
 
     def part(self, full: Tensor) -> Tensor:
-        """This rank's part, as :meth:`shard` cuts it, which may be empty."""
+        """Returns this rank's part, as :meth:`shard` cuts it; it may be empty."""
         for dim in range(-self.dimensions, 0):
             held = self.held(dim + self.dimensions, full.shape[dim])
             full = full.narrow(dim, held.start, held.size)
@@ -120,11 +120,11 @@ class Grid:
         """Checks that samples of these spatial sizes can be cut over the grid.
 
         Raises:
-            ConfigError: they cannot.
+            ConfigError: the samples cannot be cut over the grid.
         """
         if len(sizes) != self.dimensions:
             raise ConfigError(
-                f"samples have {len(sizes)} spatial dimensions, the grid {self.dimensions}",
+                f"samples have {len(sizes)} spatial dimensions, but the grid has {self.dimensions}",
                 remedy="give the grid one entry for each spatial dimension of the samples",
             )
         for axis, (size, parts) in enumerate(zip(sizes, self.shape, strict=True)):
@@ -136,11 +136,11 @@ class Grid:
                 )
 
     def gather(self, local: Tensor) -> Tensor:
-        """The whole on every rank, of which each has a shard as :meth:`shard` cuts it.
+        """Gathers the whole on every rank from shards as :meth:`shard` cuts them.
 
-        In the backward pass each rank keeps its part of the gradient: all ranks are expected to
-        compute the same loss of the whole. In a rule (:func:`sparsepipe.spatial.rule`) it takes
-        what the rule is given, whose gradients are partial.
+        In the backward pass each rank keeps its part of the gradient: all ranks must compute the
+        same loss of the whole. In a rule (:func:`sparsepipe.spatial.rule`), ``local`` is a
+        :class:`~sparsepipe.spatial.Shard`, and gradients of the whole are partial.
         """
         if has_torch_function_unary(local):
             return handle_torch_function(Grid.gather, (local,), self, local)
@@ -148,16 +148,16 @@ class Grid:
         return moved(local, moves, self, keeps_part=True)
 
     def whole_sizes(self, local: Tensor) -> tuple[int, ...]:
-        """Spatial sizes of the whole that ``local`` is this rank's shard of; a collective.
+        """Returns spatial sizes of the whole that ``local`` is a shard of; a collective call.
 
         Raises:
-            ConfigError: ranks do not hold balanced shards of one batch.
+            ConfigError: the ranks do not hold balanced shards of one batch.
         """
         if not self.dimensions <= local.dim() <= _MOST_DIMENSIONS:
             raise ConfigError(
-                f"a tensor of {local.dim()} dimensions cannot be cut over a grid of "
+                f"a tensor with {local.dim()} dimensions cannot be a shard on a grid with "
                 f"{self.dimensions}",
-                remedy=f"give samples of the grid's dimensions to {_MOST_DIMENSIONS} dimensions",
+                remedy=f"give tensors with {self.dimensions} to {_MOST_DIMENSIONS} dimensions",
             )
         dtype = _DTYPES.index(local.dtype) if local.dtype in _DTYPES else -1
         head = [local.dim(), dtype, int(local.requires_grad and torch.is_grad_enabled())]
@@ -190,14 +190,13 @@ class Grid:
 
 
 def best_grid(sizes: Sequence[int], ranks: int) -> tuple[int, ...]:
-    """The grid of ``ranks`` that exchanges the fewest positions of samples of ``sizes``.
+    """Returns the grid of ``ranks`` that exchanges the fewest positions of samples of ``sizes``.
 
-    With halos of one width all neighbours along an axis exchange two layers as large as the whole
-    across it. Of equal grids the one that cuts the later dimensions is chosen, whose shards are
-    longer rows of the memory.
+    At each cut across an axis, neighbours exchange layers as large as a cross-section of the whole.
+    Among equal grids, the one that cuts the later dimensions is chosen.
 
     Raises:
-        ConfigError: samples have too few positions for as many ranks.
+        ConfigError: the samples have too few positions for as many ranks.
     """
     factors = [number for number in range(1, ranks + 1) if ranks % number == 0]
     found = [
@@ -208,7 +207,7 @@ def best_grid(sizes: Sequence[int], ranks: int) -> tuple[int, ...]:
     ]
     if not found:
         raise ConfigError(
-            f"samples of {list(sizes)} cannot be cut into {ranks} shards",
+            f"samples of size {list(sizes)} cannot be cut into {ranks} shards",
             remedy="use fewer devices, or replicas of smaller grids",
         )
     across = math.prod(sizes)
@@ -224,9 +223,9 @@ class Move:
     """An exchange along one axis of a grid.
 
     Args:
-        dim: of the tensors, counted from their end.
-        axis: of the grid.
-        exchange: this rank's.
+        dim: dimension of the tensors, counted from their end (negative).
+        axis: axis of the grid.
+        exchange: what this rank sends and receives.
     """
 
     dim: int
@@ -235,7 +234,7 @@ class Move:
 
 
 def whole_on_all(grid: Grid, dims: Sequence[int], full: Sequence[int]) -> list[Move]:
-    """The moves after which every rank has the whole of ``full`` sizes, in dimensions ``dims``."""
+    """Returns the moves that bring every rank the whole, of sizes ``full`` in ``dims``."""
     found = []
     for axis, (dim, size) in enumerate(zip(dims, full, strict=True)):
         plans = exchanges(size, ((Interval(0, size),),) * grid.shape[axis])
@@ -245,7 +244,7 @@ def whole_on_all(grid: Grid, dims: Sequence[int], full: Sequence[int]) -> list[M
 
 @dataclass(slots=True)
 class Fetch:
-    """A move that has begun: messages are under way."""
+    """A move in progress: its messages are under way."""
 
     local: Tensor
     move: Move
@@ -269,7 +268,7 @@ class Fetch:
         return cls(local, move, grid, pending)
 
     def wait(self) -> Tensor:
-        """The positions that this rank needs, in order."""
+        """Waits for and returns the positions that this rank needs, in order."""
         received = iter(self.pending.wait())
         held, own = self.move.exchange.held.start, self.grid.coordinate(self.move.axis)
         dim = self.move.dim
@@ -283,7 +282,7 @@ class Fetch:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
     def halos(self) -> tuple[Tensor, Tensor]:
-        """Halos from other ranks, before this rank's shard and behind it."""
+        """Waits for and returns other ranks' halos, before this rank's shard and behind it."""
         received = iter(self.pending.wait())
         before, behind = (
             [part for _, part in zip(pieces, received, strict=False)]
@@ -295,7 +294,7 @@ class Fetch:
 
 @dataclass(slots=True)
 class GiveBack:
-    """The adjoint of a move that has begun: gradients go to the ranks that hold the positions."""
+    """Adjoint of a move, in progress: gradients are on their way to the ranks with the shards."""
 
     move: Move
     pending: Pending
@@ -305,9 +304,9 @@ class GiveBack:
     def start(
         cls, gradients: Sequence[Tensor], move: Move, grid: Grid, *, like: Tensor
     ) -> GiveBack:
-        """Begins with the gradients of each of the exchange's pieces that other ranks have.
+        """Starts sending ``gradients``, one for each of the move's pieces that other ranks hold.
 
-        ``like`` has their shape but for the move's dimension.
+        ``like`` has their shape except in the move's dimension.
         """
         peer, own = partial(grid.peer, move.axis), grid.coordinate(move.axis)
         theirs = [piece for piece in move.exchange.pieces if piece.rank != own]
@@ -325,10 +324,10 @@ class GiveBack:
         return cls(move, pending, like)
 
     def wait(self, kept: Sequence[tuple[Interval, Tensor]], *, is_own: bool = False) -> Tensor:
-        """The gradient of this rank's shard.
+        """Waits for and returns the gradient of this rank's shard.
 
-        ``kept`` are positions that this rank has, with gradients of its own, which may be added to
-        in their place if ``is_own``.
+        ``kept`` are intervals of the shard with this rank's own gradients, which may be added to in
+        place if ``is_own``.
         """
         held, dim = self.move.exchange.held, self.move.dim
         if len(kept) == 1 and kept[0][0] == held:
@@ -341,13 +340,13 @@ class GiveBack:
         received = zip(self.move.exchange.sends, self.pending.wait(), strict=True)
         for interval, part in [*kept, *((piece.interval, part) for piece, part in received)]:
             if not interval.size:
-                continue  # of a rank that needs nothing of its own, which may lie beyond its shard
+                continue  # an empty interval may lie outside this rank's shard
             total.narrow(dim, interval.start - held.start, interval.size).add_(part)
         return total
 
 
 def halo_pieces(move: Move, grid: Grid) -> tuple[list[Piece], list[Piece]]:
-    """Pieces of a rank's halos that other ranks hold, before its shard and behind it."""
+    """Returns the pieces of a rank's halos from other ranks, before its shard and behind it."""
     own, end = grid.coordinate(move.axis), move.exchange.held.stop
     theirs = [piece for piece in move.exchange.pieces if piece.rank != own]
     return (
@@ -367,7 +366,7 @@ def fetch(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
 def give_back(
     gradient: Tensor, moves: Sequence[Move], grid: Grid, *, is_own: bool = False
 ) -> Tensor:
-    """The adjoint of :func:`fetch`; what ``is_own`` is used up."""
+    """Computes the adjoint of :func:`fetch`, in the memory of ``gradient`` if ``is_own``."""
     for move in reversed(moves):
         own, pieces = grid.coordinate(move.axis), move.exchange.pieces
         sizes = [piece.interval.size for piece in pieces]
@@ -381,7 +380,7 @@ def give_back(
 
 
 class _Moved(torch.autograd.Function):
-    """What a rank needs after a move; ``keeps_part``: its gradient is whole and equal on all."""
+    """Makes a move; with ``keeps_part``, the gradient is whole and equal on all ranks."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, grid: Grid, move: Move, keeps_part: bool) -> Tensor:
@@ -390,7 +389,7 @@ class _Moved(torch.autograd.Function):
         # an empty output saves none: with this one, messages go in the same order on every rank.
         ctx.save_for_backward(local.new_empty(0))
         found = Fetch.start(local, move, grid).wait()
-        # Not a view of what was given.
+        # The result must not be a view of ``local``.
         shared = found.untyped_storage().data_ptr() == local.untyped_storage().data_ptr()
         return found.clone() if shared else found
 
@@ -407,13 +406,13 @@ class _Moved(torch.autograd.Function):
 def moved(local: Tensor, moves: Sequence[Move], grid: Grid, *, keeps_part: bool = False) -> Tensor:
     """Fetches what this rank needs after all moves; gradients go back to the ranks that hold it.
 
-    Where a rank has all that it needs the result is a view, so that nothing is kept twice for the
+    Where a rank has all that it needs, the result is a view, so that nothing is kept twice for the
     backward pass. With ``keeps_part``, for moves of :func:`whole_on_all`, the gradient of the whole
     is equal on all ranks, and each keeps its part.
     """
     for move in moves:
         if move.exchange.is_nothing and not keeps_part:
-            continue  # autograd would fill a whole tensor for a view of it
+            continue  # a view's backward pass would fill a tensor as large as its base
         if move.exchange.is_alone and not keeps_part:
             local = Fetch.start(local, move, grid).wait()
         else:

@@ -1,6 +1,6 @@
 """Which inputs a shard's outputs need, and who holds them: pure arithmetic on intervals.
 
-Along one axis an array of n positions is cut into P shards as equal as can be: rank r holds
+Along one axis, an array of n positions is cut into P shards as equal as can be: rank r holds
 ``r * n // P`` up to ``(r + 1) * n // P``. Layers keep to that: a layer whose output has m positions
 leaves ``r * m // P`` up to ``(r + 1) * m // P`` on rank r, whatever its windows are. So shards that
 were made by different layers are aligned and can be added. Shards may differ in size by one, be
@@ -18,7 +18,7 @@ from functools import lru_cache
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Positions ``start`` up to but without ``stop``."""
+    """Positions from ``start`` up to, but not including, ``stop``."""
 
     start: int
     stop: int
@@ -32,7 +32,7 @@ class Interval:
         return Interval(start, max(start, min(self.stop, other.stop)))
 
     def without(self, other: Interval) -> tuple[Interval, Interval]:
-        """The positions of this interval before ``other`` and behind it."""
+        """Returns the positions of this interval before ``other`` and behind it."""
         return (
             Interval(self.start, max(self.start, min(self.stop, other.start))),
             Interval(min(self.stop, max(self.start, other.stop)), self.stop),
@@ -44,7 +44,7 @@ EMPTY = Interval(0, 0)
 
 @lru_cache(maxsize=4096)
 def shares(size: int, parts: int) -> tuple[Interval, ...]:
-    """The balanced shards of ``size`` positions."""
+    """Returns the intervals of ``parts`` balanced shards of ``size`` positions."""
     return tuple(Interval(r * size // parts, (r + 1) * size // parts) for r in range(parts))
 
 
@@ -58,11 +58,11 @@ class Window:
 
     Args:
         kernel: number of taps.
-        stride: of the window.
-        before: positions of padding before the first input.
-        after: and behind the last; negative ones crop.
-        dilation: distance of the taps.
-        transposed: whether it is that of a transposed convolution.
+        stride: distance between neighbouring windows.
+        before: positions of padding before the first input; negative ones crop.
+        after: positions of padding behind the last input; negative ones crop.
+        dilation: distance between neighbouring taps.
+        transposed: whether the window is that of a transposed convolution.
         output_padding: positions that a transposed convolution adds at its end.
         ceil_mode: whether a pool keeps a last window that is not full.
     """
@@ -78,11 +78,11 @@ class Window:
 
     @property
     def reach(self) -> int:
-        """Positions from the first tap to the last, both counted."""
+        """Number of positions from the first tap to the last, both counted."""
         return self.dilation * (self.kernel - 1) + 1
 
     def output_size(self, size: int) -> int:
-        """Number of outputs for ``size`` inputs, as PyTorch counts them."""
+        """Returns the number of outputs for ``size`` inputs, as PyTorch counts them."""
         if self.transposed:
             return (
                 (size - 1) * self.stride
@@ -95,18 +95,18 @@ class Window:
         if not self.ceil_mode:
             return room // self.stride + 1
         count = -(-room // self.stride) + 1
-        # A last window must begin inside of the input or its padding at the front.
+        # The last window must begin in the input or in the padding before it.
         return count - 1 if (count - 1) * self.stride >= size + self.before else count
 
     def needs(self, outputs: Interval, size: int) -> Interval:
-        """The existing inputs that ``outputs`` depend on."""
+        """Returns which of ``size`` inputs ``outputs`` depend on."""
         if not outputs.size:
             return EMPTY
         found = self._spread(outputs) if not self.transposed else self._gathered(outputs)
         return found & Interval(0, size)
 
     def reached(self, inputs: Interval) -> Interval:
-        """The outputs that ``inputs`` contribute to, also before the first and behind the last."""
+        """Returns the outputs that ``inputs`` contribute to, also beyond those that exist."""
         if not inputs.size:
             return EMPTY
         return self._spread(inputs) if self.transposed else self._gathered(inputs)
@@ -120,7 +120,7 @@ class Window:
         return Interval(start, max(start, (from_.stop - 1 + self.before) // self.stride + 1))
 
     def padding(self, outputs: Interval, size: int) -> tuple[int, int]:
-        """Positions outside of the inputs that ``outputs`` see before and behind what they need.
+        """Returns how many positions of padding ``outputs`` see before and behind their inputs.
 
         Not for transposed windows, which see none.
         """
@@ -139,7 +139,7 @@ class Piece:
     """Positions of the whole that go from one rank of an axis to another.
 
     Args:
-        rank: the other one, as a coordinate of the grid's axis.
+        rank: coordinate of the other rank along the axis.
         interval: positions of the whole.
     """
 
@@ -149,12 +149,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Pieces that one rank of an axis sends and receives, so that it has what it needs.
+    """Pieces that one rank of an axis sends and receives, so that each rank has what it needs.
 
     Args:
-        held: its shard.
+        held: positions of its shard.
         pieces: what it needs, in order, each from the rank that holds it, itself included.
-        sends: of its shard to others, in the order in which each of these needs it.
+        sends: pieces of its shard for others, in the order in which each of these needs them.
     """
 
     held: Interval
@@ -180,12 +180,12 @@ class Exchange:
 
 @lru_cache(maxsize=4096)
 def exchanges(size: int, needs: tuple[tuple[Interval, ...], ...]) -> tuple[Exchange, ...]:
-    """Who sends what to whom along an axis of balanced shards; for each rank of it.
+    """Returns what each rank along an axis of balanced shards sends and receives.
 
     Args:
         size: positions of the whole.
-        needs: for each rank of the axis the intervals that it needs, in the order in which it
-            wants them joined. They may overlap (a circular padding needs some positions twice).
+        needs: for each rank of the axis, the intervals that it needs, in the order in which it
+            joins them. They may overlap.
     """
     held = shares(size, len(needs))
     pieces = [
@@ -215,7 +215,7 @@ def exchanges(size: int, needs: tuple[tuple[Interval, ...], ...]) -> tuple[Excha
 
 @lru_cache(maxsize=4096)
 def window_exchanges(window: Window, size: int, parts: int) -> tuple[Exchange, ...]:
-    """The exchange before a layer with ``window`` on ``size`` positions in ``parts`` shards."""
+    """Returns each rank's exchange before a layer with ``window``, for ``parts`` shards."""
     outputs = shares(window.output_size(size), parts)
     return exchanges(size, tuple((window.needs(each, size),) for each in outputs))
 
@@ -223,23 +223,23 @@ def window_exchanges(window: Window, size: int, parts: int) -> tuple[Exchange, .
 def sent_bytes(
     windows: Sequence[Window], sizes: Sequence[int], parts: Sequence[int], *, position_bytes: int
 ) -> tuple[int, ...]:
-    """Bytes that each rank of a grid sends for the halos of one layer.
+    """Returns the bytes that each rank of a grid sends for the halos of one layer.
 
-    Axes are moved one after the other, so a message along one carries what the axes before it have
+    Axes are moved one after another, so a message along one carries what the axes before it have
     brought. The adjoint sends the same messages back. A convolution or a pool moves halos in the
     forward pass and again in the backward pass, and gradients of halos back: in both passes all
     ranks together send three times the sum of these numbers, or two times where the layer's input
     needs no gradient.
 
     Args:
-        windows: of the layer, one for each axis of the grid.
-        sizes: of the whole along these axes.
-        parts: number of shards along these axes.
-        position_bytes: of one position of all axes: samples times channels times positions of
-            dimensions that are not cut times bytes of an element.
+        windows: windows of the layer, one for each axis of the grid.
+        sizes: positions of the whole along each axis.
+        parts: number of shards along each axis.
+        position_bytes: bytes of one position of the grid: samples times channels times positions
+            of uncut dimensions times bytes of an element.
 
     Returns:
-        For each rank of the grid; the last axis varies fastest.
+        Bytes by rank; the last axis of the grid varies fastest.
     """
     plans = map(window_exchanges, windows, sizes, parts)
     found = []

@@ -1,7 +1,7 @@
-"""Normalisation by statistics of the whole sample.
+"""Normalisation of shards with statistics of the whole sample.
 
-One function normalises what belongs together: a batch norm's channel over the minibatch, a group's
-or an instance's of one sample. It saves its input, means and inverse deviations only.
+One function serves all norms: it normalises a channel of the minibatch (batch norm), or a group or
+an instance of one sample. The only tensor as large as a sample that it saves is its input.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from sparsepipe.spatial.shard import (
 
 
 def recomputing() -> bool:
-    """Whether autograd is in a backward pass: what runs forward then has run before."""
+    """Returns whether autograd runs a backward pass, where a forward pass is a recomputation."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 class _Normalised(torch.autograd.Function):
-    """weight * (x - mean) / sqrt(variance + eps) + bias, of which each rank has a part of x."""
+    """``weight * (x - mean) / sqrt(variance + eps) + bias``, where each rank has a part of x."""
 
     @staticmethod
     def forward(
         ctx: Any, value: Tensor, weight: Tensor | None, bias: Tensor | None, over: _Over
     ) -> tuple[Tensor, Tensor, Tensor]:
-        # Large samples: what can be computed in the place of the result takes no memory of its own.
+        # Samples are large: what can be computed in the memory of the result is computed there.
         count = math.prod(value.shape[dim] for dim in over.dims)
         sums = value.sum(over.dims, keepdim=True, dtype=widened(value.dtype))
         own = sums / max(count, 1)
         result = value - own
         squares = torch.linalg.vector_norm(result, dim=over.dims, keepdim=True).square()
-        # One message for both moments; what ranks' means differ by is added to the second after
+        # One message for both moments; differences of ranks' means are added to the second after
         # Chan, Golub and LeVeque, "Updating formulae ... for computing sample variances", eq. 2.1.
         counts, sums, squares = gather_rows(
             torch.stack([torch.full_like(sums, count), sums, squares]),
@@ -73,7 +73,7 @@ class _Normalised(torch.autograd.Function):
         over: _Over = ctx.over
         gradient = gradient.to(mean.dtype)
         result = value - mean
-        # Over positions that have one weight, and then over those that have one mean.
+        # Sums over positions that share a weight, and then over those that share a mean.
         affine = weight if weight is not None else bias
         dims = [dim for dim in over.dims if affine is None or affine.shape[dim] == 1]
         sums = gradient.sum(dims, keepdim=True)
@@ -92,7 +92,7 @@ class _Normalised(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class _Over:
-    """Values that are normalised together: ``count`` of the whole, over dimensions ``dims``."""
+    """Values normalised together: those along ``dims``, of which the whole has ``count``."""
 
     dims: tuple[int, ...]
     count: int
@@ -101,7 +101,7 @@ class _Over:
 
 
 def batch_norm(module: nn.modules.batchnorm._BatchNorm, grid: Grid, input: Shard) -> Tensor:
-    """A batch norm that counts a step once: not where activation checkpointing repeats it."""
+    """Rule of batch norms; a step that activation checkpointing repeats is counted once."""
     tracked = module.running_mean is not None
     momentum = module.momentum
     if module.training and tracked:
@@ -134,9 +134,9 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Normalises by statistics of the whole; running variances are divided by n - 1.
+    """Normalises with statistics of the whole; running variances are divided by n - 1.
 
-    A forward pass that activation checkpointing repeats does not change these.
+    A forward pass that activation checkpointing repeats does not change running statistics.
     """
     uncut(input, 1, "a batch norm of channels in")
     local = local_of(input)
@@ -174,7 +174,7 @@ def _group_norm(
 ) -> Tensor:
     local = local_of(input)
     if func is F.group_norm and local.is_cuda and torch.is_autocast_enabled("cuda"):
-        local = local.float()  # as PyTorch's does there
+        local = local.float()  # as PyTorch's group norm under autocast
     uncut(input, 1, "a norm of groups of channels in")
     shape = whole_shape(input)
     grouped = local.reshape(shape[0], num_groups, shape[1] // num_groups, *local.shape[2:])

@@ -1,4 +1,4 @@
-"""Functions that act on each position alone, and those that change a tensor's form."""
+"""Rules for functions that act on each position alone or change a tensor's shape."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ __rmul__ __imul__ __truediv__ __rtruediv__ __itruediv__ __floordiv__ __pow__ __r
 __pos__ __abs__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __xor__
 __rand__ __ror__ __mod__
 """.split()  # noqa: SIM905
-"""Each position's result depends on that position of the arguments alone."""
+"""Functions whose result at a position depends on that position of the arguments only."""
 
 _SAME = """
 dim is_floating_point is_complex element_size __hash__ is_contiguous get_device register_hook
 retain_grad requires_grad_
 """.split()  # noqa: SIM905
-"""Questions whose answer is the same for a shard and the whole."""
+"""Functions that act on a shard as they do on the whole."""
 
 _PROPERTIES = """
 dtype device requires_grad grad_fn is_leaf layout is_cuda is_cpu is_sparse ndim names is_quantized
@@ -58,7 +58,7 @@ _ALONG: dict[str, tuple[int, int | None]] = {
     **dict.fromkeys("chunk split tensor_split".split(), (1, 0)),  # noqa: SIM905
     **{"glu": (0, -1), "normalize": (1, 1)},
 }
-"""Functions along one dimension: its place among further arguments, and its default."""
+"""Functions along one dimension: the place of ``dim`` after the input, and its default."""
 
 
 def _named(names: Sequence[str]) -> list[Any]:
@@ -78,14 +78,14 @@ def _each_position(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     name = str(getattr(func, "__name__", func))
     in_place = name.endswith("_") and not name.endswith("__")
     if (in_place and not isinstance(args[0], Shard)) or kwargs.get("out") is not None:
-        raise without_rule(f"{name} of a shard, written into a tensor that all ranks have,")
+        raise without_rule(f"{name}, which would write a shard into a plain tensor,")
     first = shards[0] if len(shards) == 1 else max(shards, key=lambda shard: shard.dim())
     for other in shards:
         if (other.dims, other.full) != (first.dims, first.full) or other.grid is not first.grid:
             shapes = f"{list(whole_shape(first))} and {list(whole_shape(other))}"
             raise without_rule(f"{name} of shards of {shapes}")
 
-    cut = Shard if func in (F.prelu, torch.prelu) else Tensor  # a prelu's weight is of channels
+    cut = Shard if func in (F.prelu, torch.prelu) else Tensor  # prelu's weight is per channel
     parts, named = tree_map_only(cut, lambda each: own_part(each, first), (args, kwargs))
     result = func(*parts, **named)
     if isinstance(result, Tensor):
@@ -97,7 +97,7 @@ def _each_position(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @function_rule(Tensor.to, Tensor.type, Tensor.type_as)
 def _converted(func: Callable[..., Any], value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Converts to the dtype and the device of a tensor, which may be a shard."""
+    """Converts dtype or device; the tensor that gives these may also be a shard."""
     given = [local_of(each) if isinstance(each, Shard) else each for each in args]
     if not isinstance(value, Shard):
         return func(value, *given, **kwargs)
@@ -119,7 +119,7 @@ def _itself(func: Callable[..., Any], shard: Any, *args: Any, **kwargs: Any) -> 
 
 
 _RULES_OF_ONE_LINE: tuple[tuple[list[Any], Callable[..., Any]], ...] = (
-    (  # what is asked of the whole
+    (  # answered for the whole
         [
             Tensor.shape.__get__,  # type: ignore[attr-defined]
             *(Tensor.size, Tensor.numel, torch.numel, Tensor.nelement, Tensor.__len__),
@@ -147,7 +147,7 @@ for _functions, _rule in _RULES_OF_ONE_LINE:
 def _grad(_: Any, shard: Shard) -> Tensor | None:
     grad: Tensor | None = _itself(_, shard)
     if grad is None or isinstance(grad, Shard) or recomputing():
-        return grad  # reentrant checkpointing hands it on, and autograd's gradients are plain
+        return grad  # reentrant checkpointing passes it to autograd, as a plain tensor
     return alike(grad, shard)
 
 
@@ -156,7 +156,7 @@ def _along_one(func: Callable[..., Any], input: Shard, *args: Any, **kwargs: Any
     name = func.__name__
     place, default = _ALONG[name]
     dim = kwargs.get("dim", args[place] if len(args) > place else default)
-    if dim is None:  # of a softmax, which PyTorch chooses by the number of dimensions
+    if dim is None:  # a softmax's, chosen as in PyTorch by the number of dimensions
         dim = 0 if input.dim() in (1, 3) else 1
     uncut(input, dim, f"{name} along")
     found = func(local_of(input), *args, **kwargs)
@@ -181,7 +181,11 @@ def _cat(_: Any, tensors: Sequence[Tensor], dim: int = 0, **more: Any) -> Any:
     *(torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.swapaxes),
 )
 def _permuted(func: Callable[..., Tensor], input: Shard, *args: Any, **kwargs: Any) -> Shard:
-    """Dimensions in another order, which a tensor whose sizes are their numbers tells."""
+    """Reorders the dimensions of a shard.
+
+    The new order is read off a meta tensor whose i-th size is i, to which the same function is
+    applied.
+    """
     ndim = local_of(input).dim()
     order = list(func(torch.empty(tuple(range(ndim)), device="meta"), *args, **kwargs).shape)
     dims = [order.index(each + ndim) - ndim for each in input.dims]
@@ -194,7 +198,7 @@ def _permuted(func: Callable[..., Tensor], input: Shard, *args: Any, **kwargs: A
     *(torch.squeeze, Tensor.squeeze, torch.unsqueeze, Tensor.unsqueeze),
 )
 def _reshaped(func: Callable[..., Tensor], shard: Shard, *args: Any, **kwargs: Any) -> Any:
-    """A shard where the cut dimensions are the last and stay, else the whole."""
+    """Returns a shard if the cut dimensions stay the last ones, else the whole as a tensor."""
     given = [each.shape if isinstance(each, Tensor) else each for each in args]
     if func in (Tensor.view_as, Tensor.reshape_as):
         func = Tensor.reshape
@@ -211,7 +215,7 @@ def _reshaped(func: Callable[..., Tensor], shard: Shard, *args: Any, **kwargs: A
 
 @function_rule(Tensor.__getitem__)
 def _getitem(_: Any, input: Shard, index: Any) -> Any:
-    """Slices, numbers and new dimensions, but for those that are cut."""
+    """Indexes with slices, ints, None and ``...``, except in dimensions that are cut."""
     given = list(index) if isinstance(index, tuple) else [index]
     ndim = local_of(input).dim()
     if any(
@@ -240,7 +244,7 @@ def _getitem(_: Any, input: Shard, index: Any) -> Any:
 
 @function_rule(F.linear, F.layer_norm)
 def _over_last(func: Callable[..., Any], input: Shard, over: Any, *args: Any, **kwargs: Any) -> Any:
-    """Layers over the last dimension, or over those of ``normalized_shape``."""
+    """Applies a layer over the last dimension, or over those of ``normalized_shape``."""
     count = 1 if func is F.linear else len(over)
     if any(-dim <= count for dim in input.dims):
         raise without_rule(f"{func.__name__} over a dimension that is cut")
@@ -255,12 +259,12 @@ def _dropout(
     func: Callable[..., Any], input: Shard, p: float = 0.5, training: bool = True,
     inplace: bool = False,
 ) -> Shard:  # fmt: skip
-    """Applies this rank's part of the mask of the whole, which every rank draws alike."""
+    """Applies this rank's part of the mask of the whole; every rank draws the same mask."""
     if not training or p == 0:
         return input
     shape, draw = whole_shape(input), torch.dropout
     if func in _CHANNEL_DROPOUTS:
-        # Of one position, by the function that draws for all: devices draw otherwise for others.
+        # The mask of one position, drawn as one device does: other functions draw other numbers.
         shape, draw = torch.Size([*shape[:2], *[1] * (len(shape) - 2)]), torch.feature_dropout
     local = local_of(input)
     mask = own_part(draw(local.new_ones(shape), p, True), input).clone()

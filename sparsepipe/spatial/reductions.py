@@ -1,4 +1,4 @@
-"""Sums, means, maxima and losses over shards: results that all ranks have, and their adjoints.
+"""Rules for sums, means, maxima and losses of shards, whose results all ranks have.
 
 The gradient of a value that all ranks have is partial on each, so that the adjoint of a sum over
 ranks is a sum over ranks.
@@ -32,7 +32,7 @@ from sparsepipe.spatial.shard import (
 
 
 def enter(value: Tensor, grid: Grid) -> Tensor:
-    """A value that all ranks have computed as one device would; adds up their gradients of it."""
+    """Passes a value that all ranks have to layers on shards; adds up the ranks' gradients."""
     result = value.view_as(value)
     if result.requires_grad:
         what = "adding up gradients over shards"
@@ -41,10 +41,10 @@ def enter(value: Tensor, grid: Grid) -> Tensor:
 
 
 def leave(value: Tensor, grid: Grid) -> Tensor:
-    """A value that all ranks have, for computing on with it as one device would.
+    """Passes a value that all ranks have from layers on shards to ordinary code.
 
-    The inverse of :func:`enter`: all ranks compute the same, so that each takes its share of the
-    gradient.
+    The inverse of :func:`enter`: all ranks go on to compute the same, so that each takes an equal
+    share of the gradient.
     """
     result = value.view_as(value)
     if result.requires_grad:
@@ -53,15 +53,15 @@ def leave(value: Tensor, grid: Grid) -> Tensor:
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
-    """Dtype in which values of a dtype are summed: single precision for half precision."""
+    """Returns the dtype in which values are summed: float32 for half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def total(shard: Shard, dims: Sequence[int], how: Callable[..., Tensor]) -> Tensor:
-    """The whole reduced over ``dims``, all cut ones among them; these are kept with one position.
+    """Reduces the whole over ``dims``, which include all cut ones and are kept with size 1.
 
-    ``how`` is ``torch.sum``, ``torch.mean`` or ``torch.amax``, which gathers the whole. Sums of
-    values of half precision are made in single precision, and rounded once.
+    ``how`` is ``torch.sum``, ``torch.mean`` or ``torch.amax``; the last one gathers the whole. Sums
+    of values of half precision are made in single precision and rounded once.
     """
     if how is torch.amax:
         return how(whole(shard), dims, keepdim=True)
@@ -75,13 +75,13 @@ def total(shard: Shard, dims: Sequence[int], how: Callable[..., Tensor]) -> Tens
 
 
 def _sum_of(losses: Tensor, grid: Grid) -> Tensor:
-    """The sum of all ranks' losses, made in single precision at least."""
+    """Adds up all ranks' losses, in single precision at least."""
     summed = losses.sum(dtype=widened(losses.dtype))
     return added_up(summed, grid.group, what="values of shards").to(losses.dtype)
 
 
 def _without(local: Tensor, shard: Shard, gone: Sequence[int]) -> Shard:
-    """``local`` as a shard like ``shard``, of which the dimensions ``gone``, uncut, are missing."""
+    """Returns ``local`` as a shard like ``shard`` without the uncut dimensions ``gone``."""
     dims = [dim + sum(each > dim for each in gone) for dim in shard.dims]
     return shard_of(local, shard.grid, dims, shard.full)
 
@@ -137,7 +137,7 @@ def _argmax(_: Any, input: Shard, dim: int | None = None, keepdim: bool = False)
 def _elementwise_loss(
     func: Callable[..., Any], *args: Any, reduction: str = "mean", **kwargs: Any
 ) -> Any:
-    """The mean or sum over the whole, on every rank."""
+    """Computes the mean or sum of a loss over the whole, on every rank."""
     if kwargs.get("size_average") is not None or kwargs.get("reduce") is not None:
         raise without_rule("a loss with size_average or reduce", why=": give it a reduction")
     shards = [each for each in [*args, *kwargs.values()] if isinstance(each, Shard)]
@@ -166,10 +166,10 @@ def _class_loss(
     reduction: str = "mean",
     **smoothing: float,
 ) -> Any:
-    """Over classes in dimension 1, the mean over all voxels of the whole by their weights."""
+    """Computes a loss over classes in dimension 1; its mean is over all voxels of the whole."""
     if size_average is not None or reduce is not None:
         raise without_rule("a loss with size_average or reduce", why=": give it a reduction")
-    if not isinstance(input, Shard):  # behind a layer that needs the whole; labels are cut
+    if not isinstance(input, Shard):  # after a layer that gathers the whole; labels are cut
         assert isinstance(target, Shard)
         input = cut(input, target.grid)
     uncut(input, 1, "classes in")

@@ -1,4 +1,4 @@
-"""Pools, padding, interpolation and pixel shuffles of shards."""
+"""Rules for pools, padding, interpolation and pixel shuffles of shards."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _AVG = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 def by_whole(func: Callable[..., Tensor], input: Shard, *args: Any, **kwargs: Any) -> Shard:
     """Gathers the whole, computes on every rank what one device would, and cuts the result.
 
-    The rule of rare functions: it takes the memory and the time of one device.
+    The rule for rare functions: every rank needs the memory and the time of one device.
     """
     if input.dims != tuple(range(-input.grid.dimensions, 0)):
-        raise without_rule(f"{func.__name__} of dimensions in another order")
+        raise without_rule(f"{func.__name__} of permuted dimensions")
     return cut(func(whole(input), *args, **kwargs), input.grid)
 
 
@@ -61,7 +61,7 @@ def _pool_windows(
 
 
 class _Recomputed(torch.autograd.Function):
-    """A layer that needs halos and keeps for its backward pass the shard without them.
+    """Applies a layer that needs halos, and keeps the shard without them for the backward pass.
 
     That is what the layer before has kept as well. The backward pass fetches the halos and computes
     the layer again.
@@ -104,10 +104,10 @@ def _windowed(
     """Applies a layer with windows over the last dimensions to a shard and its halo.
 
     Args:
-        shard: of the whole.
-        windows: of the layer.
-        compute: from the shard with its halo and padding, this rank's outputs and the sizes of
-            the whole.
+        shard: input of the layer.
+        windows: windows of the layer, one for each of the last dimensions.
+        compute: called with the shard with its halo and padding, the intervals of this rank's
+            outputs and the sizes of the whole; returns these outputs.
         padding: value of positions beyond the whole.
         keeps_input: whether PyTorch's layer keeps its input for the backward pass.
     """
@@ -123,7 +123,7 @@ def _windowed(
     def computed(ready: Tensor) -> Tensor:
         if not all(each.size for each in outputs):
             shape = [*ready.shape[: -len(outputs)], *(each.size for each in outputs)]
-            return ready.flatten()[:0].clone().reshape(shape)  # connected, as on the other ranks
+            return ready.flatten()[:0].clone().reshape(shape)  # in the graph, as on other ranks
         pads: list[int] = []
         for window, mine, size in reversed(list(zip(windows, outputs, sizes, strict=True))):
             pads += window.padding(mine, size)
@@ -196,13 +196,13 @@ def _avg_pool(
 
 
 _Taps = Sequence[Sequence[tuple[int, float]]]
-"""Of each output the positions of inputs that make it, with their weights."""
+"""For each output, the positions of the inputs that it sums, with their weights."""
 
 
 def _picked(shard: Shard, dim: int, taps: _Taps) -> Shard:
-    """Weighted sums of positions along one of the last dimensions, one for each of ``taps``.
+    """Computes weighted sums of positions along a last dimension, one for each entry of ``taps``.
 
-    As PyTorch does, it computes with values of half precision in single precision.
+    Like PyTorch, it computes with values of half precision in single precision.
     """
     local, full, start = local_of(shard), list(shard.full), 0
     if dim in shard.dims:
@@ -248,7 +248,7 @@ def _interpolate(
     count = input.dim() - 2
     before = input.shape[2:]
     like = local_of(input).new_zeros([1, 1, *[2] * count])
-    # PyTorch's choice, under autocast as well.
+    # The dtype that PyTorch chooses, under autocast as well.
     input = input.to(F.interpolate(like, scale_factor=2.0, mode=mode).dtype)  # type: ignore[assignment]
     scales: list[float | None] = [None] * count
     if size is not None:
@@ -273,7 +273,7 @@ def _interpolate(
 
 
 def _nearest_taps(n: int, m: int, scale: float | None, values: Tensor, *, exact: bool) -> _Taps:
-    """Nearest inputs as PyTorch rounds them: on a CUDA device in single precision throughout."""
+    """Finds nearest inputs with PyTorch's rounding: on CUDA, in single precision throughout."""
     on_host = values.device.type == "cpu"
     real = np.float64 if on_host and values.dtype == torch.float64 else np.float32
     ratio = real(n) / real(m) if scale is None else real(1 / scale)
@@ -304,7 +304,7 @@ def _linear_taps(n: int, m: int, scale: float | None, align_corners: bool) -> _T
 def _pad(
     _: Any, input: Shard, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Shard:
-    F.pad(torch.empty(input.shape, device="meta"), pad, mode, value)  # refuses what PyTorch does
+    F.pad(torch.empty(input.shape, device="meta"), pad, mode, value)  # raises PyTorch's errors
     if mode != "constant":
         return by_whole(F.pad, input, pad, mode)
     local, full, grid = local_of(input), list(input.full), input.grid
@@ -335,7 +335,7 @@ def _adaptive_pool(
     output_size: int | Sequence[int | None],
     return_indices: bool = False,
 ) -> Any:
-    """A global average by sums over ranks, any other pool by the whole."""
+    """Averages globally by sums over ranks; gathers the whole for any other pool."""
     if return_indices:
         raise without_rule("adaptive_max_pool with return_indices")
     count = input.dim() - 2

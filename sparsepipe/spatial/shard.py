@@ -1,8 +1,8 @@
 """A tensor that is one rank's shard of a whole, and the rules by which functions act on it.
 
-A :class:`Shard` says the sizes of the whole wherever PyTorch asks for its shape, so that a module
-written for one device computes with the same numbers. Every function that is called with one finds
-its rule here, or raises: nothing acts on shards in silence as if they were whole.
+A :class:`Shard` reports the sizes of the whole wherever PyTorch asks for its shape, so that a
+module written for one device computes with the same numbers. A function that is called with one
+uses its rule or raises: nothing silently treats a shard as the whole.
 
 Values that all ranks have (the result of a global pool, a loss) are plain tensors. Their gradients
 are *partial*: the gradient of the whole is the sum over the ranks, as it is for parameters.
@@ -30,9 +30,9 @@ class Shard(Tensor):
     """This rank's part of a whole; made by :func:`shard_of`.
 
     Attributes:
-        grid: that the whole is cut over.
-        dims: of the tensor, counted from its end, one for each axis of the grid.
-        full: sizes of the whole in these.
+        grid: grid that the whole is cut over.
+        dims: cut dimensions, counted from the end (negative), one for each axis of the grid.
+        full: sizes of the whole in these dimensions.
     """
 
     grid: Grid
@@ -51,7 +51,7 @@ class Shard(Tensor):
     ) -> Any:
         if func in cls.rules:
             return cls.rules[func](func, *args, **(kwargs or {}))
-        owner = getattr(func, "__self__", None)  # of an attribute of tensors
+        owner = getattr(func, "__self__", None)  # set for attributes of tensors
         attribute = f"Tensor.{owner.__name__}" if isinstance(owner, GetSetDescriptorType) else ""
         raise without_rule(attribute or str(getattr(func, "__name__", func)))
 
@@ -63,7 +63,7 @@ class Shard(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Refuses operators that are reached without a rule, as by TorchScript.
+        """Refuses operators that are reached without a rule, such as from TorchScript.
 
         Allowed are the view that :func:`local_of` takes, and the copy that autograd saves.
         """
@@ -89,7 +89,7 @@ def function_rule(*functions: Any) -> Callable[[_Rule], _Rule]:
 
 
 def shard_of(local: Tensor, grid: Grid, dims: Sequence[int], full: Sequence[int]) -> Shard:
-    """``local`` as this rank's shard of a whole that has ``full`` sizes in dimensions ``dims``."""
+    """Returns ``local`` as this rank's shard of a whole with sizes ``full`` in ``dims``."""
     with torch._C.DisableTorchFunctionSubclass():
         shard = local.as_subclass(Shard)
         shard.grid, shard.dims, shard.full = grid, tuple(dims), tuple(full)
@@ -97,9 +97,9 @@ def shard_of(local: Tensor, grid: Grid, dims: Sequence[int], full: Sequence[int]
 
 
 def local_of(value: Tensor) -> Tensor:
-    """The plain tensor that a shard holds."""
+    """Returns the plain tensor that a shard holds."""
     with torch._C.DisableTorchFunctionSubclass():
-        # Shards that rules return are views of what their own autograd functions have returned.
+        # Rules return views, so a shard straight from an autograd function is not a rule's.
         node: Any = value.grad_fn
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             made_by = type(node).__name__.removesuffix("Backward")
@@ -109,16 +109,16 @@ def local_of(value: Tensor) -> Tensor:
 
 
 _KNOWN_FUNCTIONS = ("CheckpointFunction", "BackwardHookFunction")
-"""Reentrant activation checkpointing and hooks, which compute nothing themselves."""
+"""Functions of reentrant checkpointing and of module hooks, which compute nothing themselves."""
 
 
 def alike(local: Tensor, shard: Shard, *, full: Sequence[int] | None = None) -> Shard:
-    """``local`` as a shard in the place of ``shard``, of other sizes of the whole if given."""
+    """Returns ``local`` as a shard like ``shard``; ``full``: other sizes of the whole, if given."""
     return shard_of(local, shard.grid, shard.dims, shard.full if full is None else full)
 
 
 def whole_shape(shard: Shard) -> torch.Size:
-    """The shape of the whole."""
+    """Returns the shape of the whole."""
     shape = list(local_of(shard).shape)
     for dim, size in zip(shard.dims, shard.full, strict=True):
         shape[dim] = size
@@ -126,7 +126,7 @@ def whole_shape(shard: Shard) -> torch.Size:
 
 
 def whole(shard: Shard) -> Tensor:
-    """The whole on every rank, for layers that need all of it at once; gradients are partial."""
+    """Gathers the whole on every rank, for layers that need all of it; gradients are partial."""
     moves = whole_on_all(shard.grid, shard.dims, shard.full)
     return moved(local_of(shard), moves, shard.grid)
 
@@ -135,7 +135,7 @@ Shard.rules[Grid.gather] = lambda _, grid, local: whole(local)
 
 
 def cut(whole: Tensor, grid: Grid) -> Shard:
-    """This rank's shard of a tensor [..., *spatial] that all ranks have.
+    """Returns this rank's shard of a tensor [..., *spatial] that all ranks have.
 
     In a rule it is the inverse of :meth:`Grid.gather`.
     """
@@ -144,7 +144,7 @@ def cut(whole: Tensor, grid: Grid) -> Shard:
 
 
 class _Shared(torch.autograd.Function):
-    """A rank's shard of a whole whose gradient is wanted whole on every rank."""
+    """Cuts a rank's shard from a whole; the backward pass gathers the gradient on every rank."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, grid: Grid) -> Tensor:
@@ -160,25 +160,25 @@ class _Shared(torch.autograd.Function):
 
 
 def share(whole: Tensor, grid: Grid) -> Shard:
-    """This rank's shard of what all ranks have computed as one device would.
+    """Returns this rank's shard of a tensor that all ranks have computed as one device would.
 
-    Unlike with :func:`cut`, gradients of the whole are whole: all ranks have the same.
+    Gradients of the whole are complete and equal on all ranks, not partial as with :func:`cut`.
     """
     local: Tensor = _Shared.apply(whole, grid)  # type: ignore[no-untyped-call]
     return shard_of(local, grid, range(-grid.dimensions, 0), whole.shape[-grid.dimensions :])
 
 
 def gathered(shard: Shard) -> Tensor:
-    """The whole on every rank, for computing on with it as one device would."""
+    """Gathers the whole on every rank, for code that computes with it as on one device."""
     moves = whole_on_all(shard.grid, shard.dims, shard.full)
     return moved(local_of(shard), moves, shard.grid, keeps_part=True)
 
 
 def own_part(value: Any, shard: Shard) -> Any:
-    """The part of an argument that is for ``shard``.
+    """Returns the part of an argument that belongs to ``shard``.
 
     It is the local tensor of a shard, a part of a plain tensor whose sizes broadcast to the whole,
-    and any other value as it is.
+    or any other value as it is.
     """
     if isinstance(value, Shard) or not isinstance(value, Tensor):
         return local_of(value) if isinstance(value, Shard) else value
@@ -192,13 +192,13 @@ def own_part(value: Any, shard: Shard) -> Any:
             raise ConfigError(
                 f"a tensor of shape {list(value.shape)} cannot be combined with a shard of a whole "
                 f"of shape {list(whole_shape(shard))}",
-                remedy="give it the sizes of the whole",
+                remedy="give the tensor the sizes of the whole",
             )
     return value
 
 
 def uncut(shard: Tensor, dim: int, what: str) -> int:
-    """``dim`` counted from the end, along which the whole is not cut."""
+    """Returns ``dim`` counted from the end; refuses a dimension that is cut."""
     place = dim if dim < 0 else dim - local_of(shard).dim()
     if isinstance(shard, Shard) and place in shard.dims:
         raise without_rule(f"{what} a dimension that is cut")
@@ -206,7 +206,7 @@ def uncut(shard: Tensor, dim: int, what: str) -> int:
 
 
 def without_rule(name: str, *, why: str = "") -> ConfigError:
-    """The error for a function or module that has no rule for shards."""
+    """Returns the error for a function or module that has no rule for shards."""
     place, frame = "", inspect.currentframe()
     while frame is not None and not place:  # the innermost module that is being called
         module = frame.f_locals.get("self")
@@ -215,6 +215,6 @@ def without_rule(name: str, *, why: str = "") -> ConfigError:
         frame = frame.f_back
     return ConfigError(
         f"{name} has no rule for a sample that is cut into shards{place}{why}",
-        remedy="register one for its module, @sparsepipe.spatial.rule(Module), or gather the "
-        "sample before it (Grid.gather)",
+        remedy="register a rule for its module with @sparsepipe.spatial.rule(Module), or gather "
+        "the sample before it with Grid.gather",
     )

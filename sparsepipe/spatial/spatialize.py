@@ -27,7 +27,7 @@ _RULES: dict[type[nn.Module], ModuleRule] = {}
 
 
 def rule(kind: type[nn.Module]) -> Callable[[ModuleRule], ModuleRule]:
-    """Registers how modules of a kind act on shards, and of derived ones that have its forward.
+    """Registers how modules of class ``kind``, and of subclasses with its forward, act on shards.
 
     ::
 
@@ -37,8 +37,8 @@ def rule(kind: type[nn.Module]) -> Callable[[ModuleRule], ModuleRule]:
             return cut(type(module).forward(module, whole), grid)
 
     The rule is called in place of the module's ``forward``, with the module, the grid and the
-    arguments, among which samples are shards (:class:`sparsepipe.spatial.Shard`), as its outputs
-    are again. A plain tensor that it returns counts as the same on every rank.
+    arguments. Samples in arguments and outputs are shards (:class:`sparsepipe.spatial.Shard`); a
+    plain tensor that it returns must be the same on every rank.
     """
 
     def register(found: ModuleRule) -> ModuleRule:
@@ -58,22 +58,21 @@ _WITHOUT = (
     *(nn.FractionalMaxPool2d, nn.FractionalMaxPool3d, nn.MaxUnpool1d, nn.MaxUnpool2d),
     *(nn.MaxUnpool3d, nn.Unfold, nn.Fold, nn.Bilinear, nn.CrossMapLRN2d),
 )
-"""Modules of PyTorch that need more than one position and have no rule."""
+"""PyTorch modules that need more than one position and have no rule."""
 
 
 @dataclass(eq=False, slots=True)
 class _SpatialForward:
     """Replacement of a module's ``forward``.
 
-    A copy of the module stays spatial. A pickled one is the module as it was: what is loaded
-    elsewhere knows of no grid.
+    A copy of the module stays spatial. A pickled one is restored as it was, without a grid.
 
     Args:
-        module: whose forward it is.
-        grid: of the shards.
-        by_rule: called in its place, if there is a rule.
-        is_outermost: whether it takes and gives plain tensors, one shard each.
-        before: what the module itself had as its attribute ``forward``, if anything.
+        module: module whose forward is replaced.
+        grid: grid of the shards.
+        by_rule: rule that is called in place of the module's forward, if any.
+        is_outermost: whether inputs and outputs are plain tensors that hold this rank's shards.
+        before: the module's own attribute ``forward`` before, if it had one.
     """
 
     module: nn.Module
@@ -85,7 +84,7 @@ class _SpatialForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         plain = False
         leaves, form = tree_flatten((args, kwargs))
-        if self.is_outermost:  # between shards of one's own it changes nothing
+        if self.is_outermost:  # inputs that are shards already stay as they are
             dims = range(-self.grid.dimensions, 0)
             for place, value in enumerate(leaves):
                 is_sample = isinstance(value, Tensor) and not isinstance(value, Shard)
@@ -95,7 +94,7 @@ class _SpatialForward:
             args, kwargs = tree_unflatten(leaves, form)
         if self.by_rule is not None and any(isinstance(each, Shard) for each in leaves):
             result = self.by_rule(self.module, self.grid, *args, **kwargs)
-        else:  # behind a global pool no argument is a shard
+        else:  # after a global pool, no argument is a shard
             result = _own_forward(self.module, self.before)(*args, **kwargs)
         if not plain:
             return result
@@ -118,18 +117,18 @@ def _own_forward(module: nn.Module, before: Callable[..., Any] | None) -> Callab
 
 
 def spatialize(model: _Module, grid: Grid) -> _Module:
-    """``model`` itself, which now takes this rank's shards and gives such, exactly as one device.
+    """Makes ``model`` compute with this rank's shards what one device would; returns ``model``.
 
     Its parameters, buffers and state dict stay as they are. Arguments with a batch and a channel
     dimension before the grid's are shards (:meth:`Grid.shard`); others are the same on every rank.
-    Outputs that keep the spatial dimensions are shards; those that do not (behind a global pool, or
-    a flattened volume) are whole on every rank. After ``backward`` each rank holds its part of
-    every parameter's gradient: their sum over the grid is the gradient. Where outputs are whole,
-    all ranks are expected to compute the same loss of them. :func:`unspatialize` undoes it.
+    Outputs that keep the spatial dimensions are shards; those that do not (after a global pool, or
+    a flattened volume) are whole on every rank. After ``backward``, each rank holds a part of every
+    parameter's gradient: the sum over the grid is the gradient. Where outputs are whole, all ranks
+    must compute the same loss of them. :func:`unspatialize` undoes it.
 
     Raises:
-        ConfigError: the model has a module that has no rule. Functions without one raise when they
-            are called.
+        ConfigError: a module of the model has no rule. Functions without one raise when they are
+            called.
     """
     spatialize_layers(model, grid)
     forward = vars(model).get("forward")
@@ -141,7 +140,7 @@ def spatialize(model: _Module, grid: Grid) -> _Module:
 
 
 def spatialize_layers(model: nn.Module, grid: Grid) -> None:
-    """Lets the layers of a model compute with shards, which somebody else makes of its inputs.
+    """Makes the layers of a model compute with shards, into which the caller cuts its inputs.
 
     Raises:
         ConfigError: a module has no rule.
@@ -158,7 +157,7 @@ def check_rules(model: nn.Module) -> None:
     """Checks that rules exist for the modules of a model.
 
     Raises:
-        ConfigError: one has none.
+        ConfigError: a module has no rule, or is compiled.
     """
     ruled = [name for name, module in model.named_modules() if _rule_of(module) is not None]
     for name, module in model.named_modules():
@@ -167,21 +166,21 @@ def check_rules(model: nn.Module) -> None:
             raise ConfigError(
                 f"{name or 'the model'} ({type(module).__name__}) has no rule for a sample that is "
                 "cut into shards",
-                remedy=f"register one, @sparsepipe.spatial.rule({type(module).__name__}), or keep "
-                "it out of the spatial part of the model",
+                remedy=f"register one with @sparsepipe.spatial.rule({type(module).__name__}), or "
+                "keep it out of the spatial part of the model",
             )
         compiled = vars(module).get("_compiled_call_impl") is not None
         compiled = compiled or type(module).__name__ == "OptimizedModule"
         if compiled or isinstance(module, torch.jit.ScriptModule):
             raise ConfigError(
-                f"{name or 'the model'} ({type(module).__name__}) is compiled, so that what it "
-                "computes does not reach the rules for shards",
+                f"{name or 'the model'} ({type(module).__name__}) is compiled, so that rules for "
+                "shards cannot apply to what it computes",
                 remedy="spatialize the module that it was compiled from",
             )
 
 
 def unspatialize(model: _Module) -> _Module:
-    """``model`` itself, as it was before :func:`spatialize`: it takes and gives whole samples."""
+    """Undoes :func:`spatialize`; returns ``model``, which takes and returns whole samples again."""
     for module in model.modules():
         forward = vars(module).get("forward")
         if isinstance(forward, _SpatialForward):
@@ -192,14 +191,14 @@ def unspatialize(model: _Module) -> _Module:
 
 
 def _rule_of(module: nn.Module) -> ModuleRule | None:
-    """The rule of its kind; a forward of a derived kind's own goes by the rules of functions."""
+    """Returns the rule of a module's class; None for others, and for subclasses' own forwards."""
     kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
     same = kind is not None and type(module).forward is kind.forward
     return _RULES[kind] if kind is not None and same else None
 
 
 def sample_sizes(batch: Any, grid: Grid) -> torch.Size:
-    """The spatial sizes of the samples of a batch.
+    """Returns the spatial sizes of the samples of a batch.
 
     They are those of its first tensor with a batch and a channel dimension before the grid's.
 
@@ -210,15 +209,15 @@ def sample_sizes(batch: Any, grid: Grid) -> torch.Size:
         if isinstance(leaf, Tensor) and leaf.dim() >= grid.dimensions + 2:
             return leaf.shape[-grid.dimensions :]
     raise ConfigError(
-        f"a batch has no tensor with {grid.dimensions} dimensions behind batch and channel, as a "
-        f"grid of {' x '.join(map(str, grid.shape))} cuts them",
+        f"a batch has no tensor with {grid.dimensions} dimensions after batch and channel, which a "
+        f"grid of {' x '.join(map(str, grid.shape))} needs",
         remedy="give the grid one entry for each spatial dimension of the samples; a stage that is "
-        "a grid needs layers whose input has these",
+        "a grid needs layers whose input has these dimensions",
     )
 
 
 def has_sizes(value: Any, sizes: torch.Size) -> bool:
-    """Whether a plain tensor, such as labels of voxels, has these spatial sizes, and so is cut."""
+    """Returns whether a value is a plain tensor of these spatial sizes, which is then cut."""
     spatial = type(value) in (Tensor, nn.Parameter) and value.dim() > len(sizes)
     return spatial and value.shape[-len(sizes) :] == sizes
 
@@ -226,12 +225,12 @@ def has_sizes(value: Any, sizes: torch.Size) -> bool:
 def through_shards(grid: Grid, layers: Callable[[Any], Any], whole: Any) -> Any:
     """Calls layers (:func:`spatialize_layers`) with shards of samples that all ranks have.
 
-    What the layers give is whole again on every rank, as gradients are before and behind them; of
-    the gradients of parameters each rank has a part. Of the pytree ``whole`` is cut what has the
-    sizes of its samples (:func:`sample_sizes`).
+    Outputs are whole again on every rank, and so are the gradients of inputs and outputs; of the
+    gradients of parameters, each rank has a part. In the pytree ``whole``, tensors with the spatial
+    sizes of its samples (:func:`sample_sizes`) are cut.
 
     Raises:
-        ConfigError: it has no sample, or a sample has fewer positions than shards.
+        ConfigError: ``whole`` has no sample, or a sample has fewer positions than shards.
     """
     sizes = sample_sizes(whole, grid)
     grid.check(sizes)

@@ -358,7 +358,7 @@ def refused_on_grids(rank: int, kind: str) -> str:
         ("rule", r"LocalResponseNorm\) has no rule"),
         ("one stage", "the only stage is a grid"),
         ("devices", "is for 4 devices, the Trainer has 3"),
-        ("dimensions", "no tensor with 2 dimensions behind batch and channel"),
+        ("dimensions", "no tensor with 2 dimensions after batch and channel"),
         ("recompute", "has layers of stage 1, which is a grid"),
         ("norms", "does not go with a stage that is a grid"),
     ],

@@ -543,7 +543,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     r"attention.0 \(MultiheadAttention\)": (Attentive, {}),
     "fftn has no rule": (Functional, {}),
     "a grid of 2 x 2 and 1 replicas of it do not fit 2 ranks": (Net, {"grid": (2, 2)}),
-    "no tensor with 3 dimensions behind batch and channel": (Net, {"grid": (1, 1, 2)}),
+    "no tensor with 3 dimensions after batch and channel": (Net, {"grid": (1, 1, 2)}),
     "sync_batchnorm=true does not go with samples": (Net, {"sync_batchnorm": True}),
     # As Lightning's own sampler would deal them: each rank reads other samples.
     "have read unlike batches": (Net, {"readers": 2}),
