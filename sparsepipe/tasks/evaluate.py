@@ -20,7 +20,7 @@ from sparsepipe.callbacks.progress import batch_size_of
 from sparsepipe.callbacks.resumable_loading import STATE_KEY, Resume
 from sparsepipe.config.build import ready_data, refuse_further_outputs
 from sparsepipe.config.finished_run import CLASSES, RECORD, differences
-from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.run_spec import RunSpec, is_below
 from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.planning.devices import are_there
 from sparsepipe.planning.division import read_plan_file
@@ -105,7 +105,9 @@ class Evaluate(Task):
         """Prepares the data, if the configuration does not contradict the training."""
         training, spec = run.training, run.spec
         found = [] if training is None else differences(spec.to_dict(), training)
-        refused = [each for each in found if each.contradicts and not self._allows(each.key)]
+        refused = [
+            each for each in found if each.contradicts and not is_below(each.key, self.allow)
+        ]
         if refused:
             keys = ", ".join(each.key for each in refused)
             raise ConfigError(
@@ -187,15 +189,12 @@ class Evaluate(Task):
         """The checkpoint file that is measured."""
         return best_checkpoint(spec, task="evaluate")
 
-    def _allows(self, key: str) -> bool:
-        return any(key == each or key.startswith(f"{each}.") for each in self.allow)
-
     def _check_classes(
         self, path: Path, content: Mapping[str, Any], data: pl.LightningDataModule
     ) -> None:
         then = [str(name) for name in (content.get(RECORD) or {}).get(CLASSES) or ()]
         now = [str(name) for name in getattr(data, "classes", ())]
-        if then and now and then != now and not self._allows(CLASSES):
+        if then and now and then != now and not is_below(CLASSES, self.allow):
             order = "in another order than" if sorted(then) == sorted(now) else "not"
             both = zip_longest(then, now, fillvalue="none")
             was, found = next((a, b) for a, b in both if a != b)

@@ -20,7 +20,7 @@ import torch
 
 from sparsepipe import __version__
 from sparsepipe.cluster.places import device_name
-from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.run_spec import RunSpec, is_below
 from sparsepipe.config.schema import SearchChoice, Synchronous
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.partition.activation_checkpointing.setting import (
@@ -71,8 +71,7 @@ def write_result(run: ResolvedRun, values: Mapping[str, Any]) -> None:
     settings = {
         key: value
         for key, value in run.spec.flat().items()
-        if not any(key == each or key.startswith(f"{each}.") for each in _LEFT_OUT)
-        and (value or key not in ("callbacks", "study"))
+        if not is_below(key, _LEFT_OUT) and (value or key not in ("callbacks", "study"))
     }
     write_json(
         run.directory.result,
