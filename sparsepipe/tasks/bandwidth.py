@@ -99,7 +99,7 @@ class Bandwidth(Task):
             write_csv(path / "bandwidth.csv", as_rows(links))
             write_text_atomic(path / "hardware.yaml", links.put_into(run.inventory).to_yaml())
             log.info("for other runs: hardware=file hardware.source=%s", path / "hardware.yaml")
-        values: dict[str, Any] = {"model": None, "strategy": None}  # links belong to none
+        values: dict[str, Any] = {"model": None, "strategy": None}  # links depend on neither
         named = {f"inside/{host}": link for host, link in links.inside.items()}
         if links.between is not None:
             named["between"] = links.between
@@ -217,7 +217,7 @@ class Links:
 
     def put_into(self, inventory: Inventory) -> Inventory:
         """The inventory with these links in place of its own; a single host that stands for several
-        is replaced by these.
+        nodes is replaced by a copy for each of them.
         """
         hosts = inventory.hosts
         if len(hosts) == 1:

@@ -19,36 +19,36 @@ from sparsepipe.utils.arguments import is_number
 from sparsepipe.utils.files import expanded, markdown_table, read_mapping, write_text_atomic
 
 _MOST = 7
-"""Runs that lines in a picture can tell apart."""
+"""Most runs to compare: lines for more could not be told apart in a picture."""
 _NAMED = 2
-"""Settings by which a curve is named beside its run, at most."""
+"""Most settings in the name of a curve, in addition to its run."""
 _NOT_COMPARED = ("hydra", "paths", "data.cache_dir", "force")
-"""Settings that say where a run was begun, and not what it computes."""
+"""Settings that say where a run was started, not what it computes."""
 _NO_MATTER = (
     *("name", "objective", "tags", "scale", "input", "checkpoint_strict"),
     *("task", "logger", "callbacks"),
 )
-"""Settings that change no training, by which no curve is named where others differ."""
+"""Settings that do not affect a training; a curve is named by them only if no others differ."""
 _OF_ONE_RUN = ("name", "run_id", "started_at", "finished_at")
 _OF_THE_MACHINE = (
     *("ranks", "starts", "hardware_hosts", "hardware_memory_bytes"),
     *("machine_cores", "threads_per_rank"),
 )
-"""Numbers that are no results: they are shown where runs differ in them."""
+"""Numbers about the machine, which are not results: shown only if runs differ in them."""
 _TWICE = ("time/epoch_s", "train/shapes_per_s")
-"""Metrics that results have as ``epoch_time_s`` and ``train_shapes_per_s`` as well."""
+"""Metrics that results also have as ``epoch_time_s`` and ``train_shapes_per_s``."""
 _UNITS = {column.name: column.unit for column in (*ALWAYS, *OF_TASKS)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """A run beside others.
+    """A run to compare with others.
 
     Args:
-        label: what it is called in tables and in the picture.
+        label: its name in tables and in the picture.
         directory: its directory.
-        settings: of its ``config.yaml``, by dotted keys.
-        result: empty where it is unfinished.
+        settings: the values of its ``config.yaml`` by dotted key.
+        result: its results by name; empty if it is unfinished.
     """
 
     label: str
@@ -65,7 +65,7 @@ def compare(
     where: str,
     to: str | None = None,
 ) -> str:
-    """Compares settings and results of runs; writes them, and a picture of the learning curves.
+    """Compares settings and results of runs; writes tables and a picture of the learning curves.
 
     Args:
         directories: directories of configurations; not used.
@@ -82,16 +82,16 @@ def compare(
     place = expanded(where)
     if not 2 <= len(runs) <= _MOST:
         raise ConfigError(
-            f"runs names {len(runs)} of them",
+            f"a comparison is of 2 to {_MOST} runs, but runs names {len(runs)}",
             remedy=f"name 2 to {_MOST} runs by their directories or ids, such as runs=[A,B]",
         )
     found = [RunDir(_directory_of(str(each), place)) for each in runs]
     if len({run.path for run in found}) < len(found):
-        raise ConfigError("a run is named twice", remedy="name different runs, as runs=[A,B]")
+        raise ConfigError("a run is named twice", remedy="name different runs, such as runs=[A,B]")
     compared = []
     same = len({run.path.parent.name for run in found}) == 1
     for run in found:
-        remedy = "compare other runs, or run it again with force=true"
+        remedy = "compare other runs, or repeat this one with force=true"
         with reading.explained(run.config, "configuration", error=DataError, remedy=remedy):
             settings = flatten(read_settings(run.config))
         compared.append(
@@ -123,18 +123,18 @@ def _directory_of(named: str, place: Path) -> Path:
         return same[0].resolve()
     if same:
         raise ConfigError(
-            f"there are {len(same)} runs {named}: {', '.join(map(str, same))}",
-            remedy="give the directory of the one that is meant",
+            f"{len(same)} runs have the id {named}: {', '.join(map(str, same))}",
+            remedy="name the run by its directory",
         )
     raise ConfigError(
-        f"{named} is neither a run's directory nor a run's id",
+        f"{named} is neither the directory nor the id of a run",
         remedy=f"name a directory with a config.yaml, such as {place / 'NAME' / 'ID'}, or an id of "
         f"a run below {place}",
     )
 
 
 def _parts(runs: Sequence[ComparedRun]) -> Iterator[str]:
-    """The paragraphs and tables, in their order."""
+    """Yields the paragraphs and tables of the comparison in order."""
     head = ["", *(run.label for run in runs)]
     for run in runs:
         if not run.directory.done.exists():
@@ -164,10 +164,10 @@ def settings_that_differ(runs: Sequence[ComparedRun]) -> list[list[str]]:
 
 
 def results_of(runs: Sequence[ComparedRun]) -> tuple[list[list[str]], list[list[str]]]:
-    """Rows of facts in which results differ, and of their figures with units, the test's last.
+    """Rows of the facts in which results differ, and of all figures with units, the test's last.
 
-    Facts are words, and numbers of the machine. Figures of single classes are left out, as are
-    settings.
+    Facts are texts, and numbers about the machine. Figures of single classes and settings are left
+    out.
     """
     settings = {key for run in runs for key in run.settings}
     names = [
@@ -189,7 +189,7 @@ def results_of(runs: Sequence[ComparedRun]) -> tuple[list[list[str]], list[list[
 
 
 def curve_names(runs: Sequence[ComparedRun]) -> list[str]:
-    """Labels of runs with the first settings in which they differ, seeds after others."""
+    """Names of the runs' curves: label and the first settings in which runs differ, seeds last."""
     differing = [row for row in settings_that_differ(runs) if row[0] != "name"]
     left = [row for row in differing if not is_below(row[0], _NO_MATTER)] or differing
     left.sort(key=lambda row: row[0].endswith("seed"))
@@ -214,8 +214,11 @@ def _cell(value: Any) -> str:
 
 
 def _curves(runs: Sequence[ComparedRun], picture: Path) -> str:
-    """Draws learning curves; says where they are, or why there are none."""
-    from sparsepipe.plots import curves, style  # matplotlib, for which a refusal need not wait
+    """Draws learning curves; returns a sentence that says where they are or why none are drawn."""
+    from sparsepipe.plots import (
+        curves,
+        style,
+    )  # import matplotlib, which refusals need not wait for
 
     try:
         rows = [read_rows(run.directory.metrics) for run in runs]
@@ -230,5 +233,5 @@ def _curves(runs: Sequence[ComparedRun], picture: Path) -> str:
         for run, has_some in zip(runs, trained, strict=True)
         if not has_some
     ]
-    without = f"; without {', '.join(others)}, where no epoch was trained" if others else ""
+    without = f"; without {', '.join(others)}, which trained no epoch" if others else ""
     return f"Curves: {picture}{without}"

@@ -17,7 +17,7 @@ from sparsepipe.models.dsn import DomainSeparationNetwork, of_domain
 LOSSES = "losses"
 """Name of the last part."""
 State = dict[str, Any]
-"""What parts hand on: of each domain its input, then its codes and the error of its decoder."""
+"""What parts pass on: each domain's input, later its codes and the error of its decoder."""
 
 
 def private_part(domain: str) -> str:
@@ -26,7 +26,7 @@ def private_part(domain: str) -> str:
 
 
 def parts_of(module: DomainSeparation) -> nn.Sequential:
-    """Of each domain the private encoder, the shared one and the decoder; then the losses."""
+    """For each domain, its private encoder, the shared one and the decoder; then the losses."""
     network = module.network
     parts: dict[str, nn.Module] = {}
     for name in module.domains:
@@ -38,13 +38,13 @@ def parts_of(module: DomainSeparation) -> nn.Sequential:
 
 
 def state_of(module: DomainSeparation, batch: Mapping[str, Any]) -> State:
-    """What the first part is given of a minibatch of all domains."""
+    """The input of the first part, from a minibatch of all domains."""
     found: State = {f"input/{name}": module.cast(batch[name]["input"]) for name in module.domains}
     return {**found, "label": batch[module.domains[0]]["label"]}
 
 
 def of_domains(module: DomainSeparation) -> dict[str, Any]:
-    """Entries of a profile by which a simulation counts messages."""
+    """Entries of a profile from which a simulation computes the sizes of messages."""
     network = module.network
     return {
         "domains": list(module.domains),
@@ -67,7 +67,7 @@ class Private(nn.Module):
 
 
 class Shared(nn.Module):
-    """The shared encoder on a domain's samples, and what is to be reconstructed of these."""
+    """The shared encoder on a domain's samples, and the targets of their reconstructions."""
 
     def __init__(self, network: DomainSeparationNetwork, name: str) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Decoder(nn.Module):
 
 
 class Losses(nn.Module):
-    """Head, discriminator and losses of all domains' codes."""
+    """Head, discriminator and losses on the codes of all domains."""
 
     def __init__(self, module: DomainSeparation) -> None:
         super().__init__()

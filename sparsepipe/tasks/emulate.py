@@ -1,8 +1,8 @@
 """The training on an emulated cluster: ``task=train hardware.emulate=true`` or ``task=emulate``.
 
 The strategies, schedules, messages and averages are those of any training. Model and data are
-made of the profiles of the inventory's devices: layers that take as long, send as much and have
-as many parameters as on their device. All ranks run on this machine.
+made from the profiles of the inventory's devices: layers take as long, send as much and have as
+many parameters as on their device. All ranks run on this machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 _MINIBATCHES = 24
 """Minibatches of each reading rank without ``task.minibatches`` and ``limit_train_batches``."""
 _MOMENTUM = 0.9
-"""For SpecTrain, which predicts weights by it; any value will do, since all weights are zeros."""
+"""Momentum with which SpecTrain predicts weights; any will do, since all weights are zero."""
 _INSTEAD: Mapping[str, Any] = {
     "max_epochs": 1,
     "min_epochs": None,
@@ -83,7 +83,7 @@ class TrainEmulated(Task):
         profiles = [of_devices[place.name] for place in run.places]
         rank = process_group.rank()
         profile = profiles[rank]
-        rows: int | None = None  # of a minibatch, where it is cut
+        rows: int | None = None  # samples of a minibatch, if it is cut into microbatches
         if parallel.synchronous is not None:
             rows = int(profile.meta.get("batch_size") or parallel.synchronous.microbatches)
         module = ReplayModule(
@@ -103,7 +103,7 @@ class TrainEmulated(Task):
         minibatches = minibatches_per_reader(run, self.minibatches)
         trainer.fit(module, datamodule=ReplayData(profile, minibatches=minibatches, rows=rows))
         found, plan, link = timer.rates(), plan_values(run, trainer), run.inventory.link
-        plan.pop("plan_shapes_per_s", None)  # of the data's batches, and these are the profile's
+        plan.pop("plan_shapes_per_s", None)  # counts batches of the data, not of the profile
         values: dict[str, Any] = {
             "kind": "emulated",
             "network": "loopback" if emulated_layout() is None else "namespaces",
@@ -140,7 +140,7 @@ class TrainEmulated(Task):
         return fingerprint_of_profiles(profiles)
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
-        """All devices of the inventory or of the plan file; their hosts are this machine."""
+        """The configuration with a rank for each device of the inventory or of the plan file."""
         given, division = spec.parallel, division_of(spec)
         chosen = named_places(inventory, (division and division.devices) or ())
         ranks, hosts = inventory.num_devices, [host.name for host in inventory.hosts]
@@ -155,16 +155,16 @@ class TrainEmulated(Task):
                 f"{key if planned is None else f'parallel.plan is for {planned} devices'}, but the "
                 f"emulated cluster has {ranks}",
                 remedy="set parallel.devices=auto, give a plan for all devices or one that names "
-                "those it uses, or choose a hardware with as many devices",
+                "those it uses, or choose hardware with as many devices",
             )
         if given.strategy is None and ranks > 1:
             raise ConfigError(
-                f"{ranks} devices without a strategy", remedy="choose parallel=dp, mp or hete_mp"
+                f"{ranks} devices need a strategy", remedy="choose parallel=dp, mp or hete_mp"
             )
         shares = division is not None and division.cuts is None and division.balance == "flops"
         if shares and ranks > 1 and spec.search is None:
             raise ConfigError(
-                "stages are to share the FLOPs of the layers, but profiles do not have them",
+                "parallel.plan.balance=flops needs the FLOPs of layers, which profiles do not have",
                 remedy="choose parallel=hete_mp, give parallel.plan.cuts, or set "
                 "parallel.plan.balance=parameters",
             )
@@ -191,7 +191,7 @@ def emulated_profiles(spec: RunSpec, inventory: Inventory) -> dict[str, Profile]
         raise ProfileError(
             f"there is no profile of {model} on {', '.join(missing)}, but a device is emulated "
             "from its profile",
-            remedy=f"name one as profile: {{{model}: ...}} of each device of the hardware "
+            remedy=f"add profile: {{{model}: FILE}} to each of these devices in the hardware "
             "inventory, or choose the model that was profiled there",
         )
     sizes = {
@@ -201,7 +201,7 @@ def emulated_profiles(spec: RunSpec, inventory: Inventory) -> dict[str, Profile]
     first, *others = sizes
     if unlike := [name for name in others if sizes[name] != sizes[first]]:
         raise ProfileError(
-            f"the profiles of {first} and {unlike[0]} are of models with other parameters",
+            f"the profiles of {first} and {unlike[0]} are of models with different parameters",
             remedy="profile one model on all devices (task=profile)",
         )
     check_batch_sizes(profiles)
@@ -209,9 +209,8 @@ def emulated_profiles(spec: RunSpec, inventory: Inventory) -> dict[str, Profile]
 
 
 def minibatches_per_reader(run: ResolvedRun, minibatches: int | None) -> int:
-    """Minibatches of each rank that reads: all with data parallelism, else the first stage's.
-
-    ``minibatches`` are over all of them; None: as the trainer has it, or 24 for each.
+    """Number of minibatches of each rank that reads: all with data parallelism, else the first
+    stage's. ``minibatches`` is that of all these ranks; None: the trainer's limit, or 24 for each.
     """
     if minibatches is None:
         return run.spec.trainer.batches_limit or _MINIBATCHES
@@ -226,7 +225,7 @@ _TARGET = f"{TrainEmulated.__module__}.{TrainEmulated.__name__}"
 
 
 def as_emulated(spec: RunSpec) -> RunSpec:
-    """The configuration as ``TrainEmulated`` runs it, where the hardware is emulated."""
+    """The configuration as ``TrainEmulated`` runs it, if the hardware is emulated."""
     task = type(task_of(spec))
     if task is TrainEmulated:  # whose settings belong to the hardware
         own, hardware = spec.task, spec.hardware
@@ -249,7 +248,7 @@ def as_emulated(spec: RunSpec) -> RunSpec:
         return spec
     if task not in (TrainEmulated, Train):
         raise ConfigError(
-            f"hardware.emulate=true with task={task.name}, which cannot be emulated",
+            f"hardware.emulate=true, but task={task.name} cannot be emulated",
             remedy="choose task=emulate or task=train",
         )
     if process_group.started_externally():
@@ -262,9 +261,10 @@ def as_emulated(spec: RunSpec) -> RunSpec:
     if (minibatches := spec.task.get("minibatches")) is not None:
         if (limit := spec.trainer.batches_limit) is not None:
             raise ConfigError(
-                f"task.minibatches={minibatches}, and also trainer.limit_train_batches={limit}",
-                remedy="set one of them: task.minibatches counts those of all ranks that read, "
-                "trainer.limit_train_batches those of each",
+                f"task.minibatches={minibatches} and trainer.limit_train_batches={limit} are set, "
+                "but only one of them may be",
+                remedy="set task.minibatches for the minibatches of all ranks that read, or "
+                "trainer.limit_train_batches for those of each",
             )
         target = target.replace(minibatches=minibatches)
     return spec.replace(task=target, hardware=spec.hardware.replace(**found))

@@ -76,7 +76,7 @@ class TestTimer(pl.Callback):
         self.seconds = time.perf_counter() - self._started
 
     def values(self) -> dict[str, float]:
-        """Time of the slowest rank and the rate; collective."""
+        """Seconds of the slowest rank, and shapes/s of all ranks; every rank must call it."""
         parts = process_group.gather_objects((self.seconds, self.shapes))
         longest_s = max(seconds for seconds, _ in parts)
         shapes = sum(shapes for _, shapes in parts) / process_group.ranks_per_sample
@@ -87,7 +87,7 @@ class TestTimer(pl.Callback):
 class Evaluate(Task):
     """Measures a checkpoint on the test split, and how fast it infers.
 
-    Model, data and backend are those of its training, but for what the command line sets.
+    Model, data and backend are those of its training, except for what the command line sets.
 
     ``conf/task/evaluate.yaml`` describes the settings.
     """
@@ -102,7 +102,7 @@ class Evaluate(Task):
 
     @override
     def prepare(self, run: ResolvedRun) -> str:
-        """Prepares the data, if the configuration does not contradict the training."""
+        """Prepares the data, unless the configuration contradicts the training."""
         training, spec = run.training, run.spec
         found = [] if training is None else differences(spec.to_dict(), training)
         refused = [
@@ -111,10 +111,10 @@ class Evaluate(Task):
         if refused:
             keys = ", ".join(each.key for each in refused)
             raise ConfigError(
-                f"what is to be evaluated contradicts the training of {spec.checkpoint}: "
+                f"the configuration contradicts the training of {spec.checkpoint}: "
                 + "; ".join(map(str, refused)),
                 remedy="leave these settings out of the command, which then takes those of the "
-                f"training; or, where you mean them, set task.allow=[{keys}]",
+                f"training; or, if you mean them, set task.allow=[{keys}]",
             )
         try:
             return ready_data(spec)
@@ -137,10 +137,9 @@ class Evaluate(Task):
             different = [str(each) for each in differences(spec.to_dict(), training)]
         elif (content.get(RECORD) or {}).get("config"):
             raise ConfigError(
-                f"{spec.checkpoint} says what it was trained with, but holds values that cannot be "
-                "read before modules of yours are imported: model and data would be those of the "
-                "command line",
-                remedy="evaluate it in the directory of its run, whose config.yaml says the same",
+                f"{spec.checkpoint} has a configuration with values that cannot be read before "
+                "your own modules are imported: model and data would be those of the command line",
+                remedy="evaluate it in its run's directory, whose config.yaml has the same values",
             )
         data = run.load_data("test")
         self._check_classes(path, content, data)
@@ -154,7 +153,7 @@ class Evaluate(Task):
                 epoch = f", of epoch {place.epoch + bool(place.batches)}"
             log.info("evaluating %s%s", path, epoch)
             if training is None:
-                log.warning("the training of %s is unknown: model and data are configured", path)
+                log.warning("the training of %s is unknown: model and data are as configured", path)
             else:
                 log.info("model, data and backend are those of %s", training.origin)
             for text in different:
@@ -167,7 +166,7 @@ class Evaluate(Task):
         values: dict[str, Any] = {**metrics, **timer.values()}
         values.update(peak_values())  # before batches are kept in memory to be timed
         split = plan_values(run, trainer)
-        # Else no device need have room for the whole network, or for whole samples.
+        # Otherwise a device may not have room for the whole network, or for whole samples.
         if not split and (spec.parallel.grid, spec.parallel.roles) == (None, None):
             effort = {"warmup": self.warmup_batches, "timed": self.timed_batches}
             rate = inference_rate(trainer, module, data, **effort)
@@ -201,14 +200,14 @@ class Evaluate(Task):
             raise ConfigError(
                 f"the classes of the data are {order} those that {path} was trained on: the first "
                 f"that differs was {was!r} and is {found!r}",
-                remedy="evaluate on data with the same classes in the same order; or, where you "
+                remedy="evaluate on data with the same classes in the same order; or, if you "
                 f"mean it, set task.allow=[{CLASSES}]",
             )
 
     def adopt_plan(self, run: ResolvedRun) -> None:
-        """Splits the network as its training did, where else a search would find a plan.
+        """Splits the network as its training did, in place of a search for a plan.
 
-        That is only where the checkpoint lies in a run that has a plan, for these very devices.
+        This needs a checkpoint in the directory of a run that has a plan for the same devices.
         """
         if run.spec.search is None or run.directory.plan.exists():
             return
@@ -219,7 +218,7 @@ class Evaluate(Task):
         if not are_there(division, run.inventory) or division.num_ranks != run.ranks:
             log.info("the plan of the training, %s, is for other devices", plan)
             return
-        log.info("by the plan of the training: %s", plan)
+        log.info("using the plan of the training: %s", plan)
         with writing(run.directory.path):
             write_text_atomic(run.directory.plan, plan.read_text(encoding="utf-8"))
 
@@ -234,8 +233,8 @@ def inference_rate(
     timed: int,
     most_s: float = math.inf,
 ) -> float:
-    """Shapes a second of this rank's forwards, kernel maps included, loading excluded."""
-    read, held_bytes = [], 0  # the first batches, used in turn; few of them where they are large
+    """Shapes/s of this rank's forward passes, kernel maps included, loading excluded."""
+    read, held_bytes = [], 0  # the first batches, used in turn; fewer if they are large
     for batch in islice(iter(data.test_dataloader()), warmup + timed):
         read.append(batch)
         held_bytes += crossing_bytes(batch)

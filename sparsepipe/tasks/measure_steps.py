@@ -35,21 +35,21 @@ Size = tuple[int, ...]
 
 
 class OverBudget(Exception):
-    """A training step has more alive than it may."""
+    """More bytes are alive in a training step than the budget allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureSteps(Task):
-    """Takes training steps of samples of growing sizes, and records what the largest rank needs.
+    """Takes training steps on samples of growing size, and records what the largest rank needs.
 
-    On processors memory is what :class:`~sparsepipe.profiling.memory.Alive` counts, parameters and
-    buffers of messages among it; the sample itself, which a loader reads, and what a kernel takes
-    for a moment are not. On a GPU it is the peak of torch's allocator.
+    On a CPU, memory is what :class:`~sparsepipe.profiling.memory.Alive` counts, which includes
+    parameters and buffers of messages, but neither the sample that a loader reads nor temporary
+    buffers of kernels. On a GPU, it is the peak of torch's allocator.
 
-    A budget is enforced. One process ends a step as soon as more is alive; several compare their
-    counts after the steps. A GPU's allocator gets no more than the budget, and the search ends with
-    the first size that passes it. Each size has a file in the run's directory, so that an
-    interrupted run goes on.
+    A budget is enforced. On CPUs, a single rank ends a step as soon as more is alive; several
+    compare their counts after the steps. A GPU's allocator gets no more than the budget, and the
+    run ends with the first size that exceeds it. Each size has a file in the run's directory, so
+    that an interrupted run can continue.
 
     ``conf/task/measure_steps.yaml`` describes the settings.
     """
@@ -60,7 +60,7 @@ class MeasureSteps(Task):
     budget_bytes: Annotated[float, Field(ge=1, le=1e15)] | None = None
 
     def run(self, run: ResolvedRun) -> None:
-        """Measures each size, and writes what was found."""
+        """Measures each size, and writes the results."""
         measured: list[Mapping[str, Any]] = []
         for size in self._all_sizes(run.spec):
             if measured and measured[-1]["peak_bytes"] is None:
@@ -79,7 +79,7 @@ class MeasureSteps(Task):
         write_result(run, {**outcome(measured), "budget_bytes": self._most_bytes})
 
     def prepare(self, run: ResolvedRun) -> str:
-        """Draws or opens the samples of all sizes."""
+        """Draws or opens the samples of all sizes; returns their fingerprints."""
         sizes = self._all_sizes(run.spec)
         return " ".join(ready_data(with_size(run.spec, size)) for size in sizes)
 
@@ -93,7 +93,7 @@ class MeasureSteps(Task):
         return [tuple(build_data(spec).sample_sizes)]  # type: ignore[attr-defined]
 
     def _measured(self, run: ResolvedRun, size: Size, path: Path) -> Mapping[str, Any]:
-        """The figures of the rank that needs most memory, for the file of a size."""
+        """The values for the file of a size; memory is that of the rank that needs most."""
         on_gpu, over = run.inventory.accelerator == "cuda", False
         try:
             if self.budget_bytes is not None and not on_gpu and run.ranks == 1:
@@ -123,7 +123,7 @@ class MeasureSteps(Task):
             ends = _StepEnds()
             _fit(run, [ends], steps=self.timed_steps + 1)
             assert ends.clock is not None
-            # The slowest rank's; steps before the first end do not count.
+            # The slowest rank counts; the first step, before the clock's first mark, does not.
             own_s = median(ends.clock.seconds())
             values["step_s"] = max(process_group.gather_objects(own_s))
         return values
@@ -145,7 +145,7 @@ def outcome(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def with_size(spec: RunSpec, size: Size) -> RunSpec:
     """The configuration with samples of this size, which this process reads itself."""
-    keys = ("data.source.sizes", "data.common.source.sizes")  # the latter of all domains
+    keys = ("data.source.sizes", "data.common.source.sizes")  # the latter for domains
     key = next((key for key in keys if key in spec.flat()), None)
     if key is None:
         raise ConfigError(
@@ -157,7 +157,7 @@ def with_size(spec: RunSpec, size: Size) -> RunSpec:
 
 
 class Limited(Alive):  # type: ignore[no-untyped-call]
-    """Ends what computes as soon as more than this is alive."""
+    """Raises :class:`OverBudget` as soon as more than ``most_bytes`` are alive."""
 
     def __init__(self, most_bytes: float) -> None:
         super().__init__()
@@ -173,13 +173,13 @@ class Limited(Alive):  # type: ignore[no-untyped-call]
 
 @dataclass(eq=False)
 class _Watched(pl.Callback):
-    """What a forward pass leaves for its backward, and losses.
+    """Records what the forward keeps for the backward, and losses.
 
     Attributes:
-        alive: bytes alive now.
-        saved_bytes: of the first step, whose forward has no gradients beside it.
-        grid: of the ranks that share a sample.
-        losses: of each step.
+        alive: returns the bytes alive now.
+        saved_bytes: bytes that the forward of the first step keeps; no gradients exist yet.
+        grid: shape of the grid of ranks that share a sample; empty without one.
+        losses: loss of each step.
     """
 
     alive: Callable[[], int]
@@ -210,7 +210,7 @@ class _Watched(pl.Callback):
 
 
 def _counted(run: ResolvedRun, *, steps: int, budget_bytes: float | None) -> dict[str, Any]:
-    """Bytes measured on this rank, and what the callback has seen."""
+    """Bytes measured on this rank, and what the callback has recorded."""
     if run.inventory.accelerator == "cuda":
         torch.cuda.set_device(run.own_device)
         watched = _Watched(torch.cuda.memory_allocated)

@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition(Task):
-    """Finds the best plan for the model on the hardware, prints, writes and draws it.
+    """Finds the best plan for the model on the hardware; prints, writes and draws it.
 
-    What a synchronous pipeline recomputes (``parallel.strategy.recompute``) counts.
+    Its costs include recomputation by a synchronous pipeline (``parallel.strategy.recompute``).
     The settings are those of :class:`~sparsepipe.config.schema.SearchChoice`.
     """
 
@@ -43,7 +43,7 @@ class Partition(Task):
     reserved_bytes: float = 0.0
 
     def run(self, run: ResolvedRun) -> None:
-        """Searches by the known profiles."""
+        """Searches for a plan with the known profiles."""
         choice = SearchChoice(**{entry.name: getattr(self, entry.name) for entry in fields(self)})
         spec, inventory, model = run.spec, run.inventory, run.spec.model
         given = choice.profiles or {}
@@ -65,7 +65,7 @@ class Partition(Task):
         write_result(run, values)
 
     def prepare(self, run: ResolvedRun) -> str:
-        """A fingerprint of the profiles, which it reads in place of data."""
+        """A fingerprint of the profiles, which the search reads in place of data."""
         return fingerprint_of(
             run.inventory, run.spec.model.name, given=self.profiles or {}, spec=run.spec
         )

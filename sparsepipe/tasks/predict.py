@@ -1,4 +1,4 @@
-"""The task ``predict``: the classes of somebody's own files, by a trained network."""
+"""The task ``predict``: predicts the classes of a user's own files with a trained network."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _FREE = ("data.batch_size",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predict(Task):
-    """Predicts the classes of files: ``input`` is one, a folder of them or a pattern.
+    """Predicts the classes of shape files: ``input`` is a file, a folder or a pattern.
 
-    ``checkpoint`` names a file or a run directory, of which it takes ``best.ckpt`` where there is
-    one. The network, and what becomes of a shape before it sees that, are those of the training.
+    ``checkpoint`` names a file or a run directory, whose ``best.ckpt`` it takes, if any. The
+    network and the preparation of its input are those of the training.
 
     ``conf/task/predict.yaml`` describes the settings.
     """
@@ -55,12 +55,12 @@ class Predict(Task):
         path = self.checkpoint(run.spec)
         files, _ = find_files(run.spec.input)
         model = load(str(run.spec.checkpoint), device=str(run.own_device))
-        log.info("predicting the classes of %s by %s", _files(len(files)), path)
+        log.info("predicting the classes of %s with %s", _files(len(files)), path)
         found, shapes = self._predict(run, model, files)
         errors = [each for each in found.values() if isinstance(each, SparsePipeError)]
         if len(errors) == len(found):
             raise DataError(
-                f"not one of {len(found)} files can be read; the first: {errors[0].message}",
+                f"none of {len(found)} files can be read; the first error: {errors[0].message}",
                 remedy=errors[0].remedy,
             )
         rows, lists = _tables(found)
@@ -88,7 +88,7 @@ class Predict(Task):
     def _predict(
         self, run: ResolvedRun, model: Model, files: Sequence[Path]
     ) -> tuple[dict[Path, Prediction | SparsePipeError], dict[Path, NDArray[np.float64]]]:
-        """Outcome of each file, and occupied voxels [N, 3] of those in the picture."""
+        """The outcome of each file, and occupied voxels [N, 3] of those in the picture."""
         count = max(0, min(self.gallery, len(files)))
         pictured = {files[int(n)] for n in np.linspace(0, len(files) - 1, count).round()}
         shapes: dict[Path, NDArray[np.float64]] = {}
@@ -103,7 +103,7 @@ class Predict(Task):
                     except SparsePipeError as error:
                         found[file] = error
                     advance(len(files))
-                # A reader may have taken the signal for an error of its own.
+                # A reader may have reported the signal as an error of its own.
                 run.watch.raise_if_stopped()
                 found |= dict(zip(read, model.predict_samples(list(read.values())), strict=True))
                 for file in pictured & read.keys():
@@ -115,7 +115,7 @@ class Predict(Task):
         return best_checkpoint(spec, task="predict")
 
     def prepare(self, run: ResolvedRun) -> str:
-        """A digest of places and contents of the files, since these make the run another one."""
+        """A digest of the paths and contents of the files, for the run's identity."""
         if run.training is None:
             raise ConfigError(
                 f"the training of {run.spec.checkpoint} is unknown",
@@ -125,14 +125,14 @@ class Predict(Task):
         found = differences(run.spec.to_dict(), run.training)
         if other := [each for each in found if each.key not in _FREE]:
             raise ConfigError(
-                f"shapes would be other input than in the training of {run.spec.checkpoint}: "
+                f"shapes would not be prepared as in the training of {run.spec.checkpoint}: "
                 + "; ".join(map(str, other)),
                 remedy="leave these settings out of the command, which then takes those of the "
                 "training",
             )
         files, others = find_files(run.spec.input)
         if others:
-            log.info("passed over files of other formats: %s", _counted(others))
+            log.info("skipped files of other formats: %s", _counted(others))
         known = []
         with progress("looking at files") as advance:
             for file in files:
@@ -140,21 +140,20 @@ class Predict(Task):
                     check_shape_file(file)
                     told = digest_file(file)
                 except (OSError, DataError) as error:
-                    told = str(error)  # it is reported as a file that cannot be read
+                    told = str(error)  # the file is reported as unreadable
                 known.append([str(file.absolute()), told])
                 advance(len(files))
         return digest_values(known)
 
 
 def find_files(source: str | None) -> tuple[list[Path], Counter[str]]:
-    """The files of shapes that ``input`` names, in the order of their paths.
+    """The shape files that ``input`` names, sorted by path, and the number of others by suffix.
 
-    Of a folder these are all in it and in folders below it, of a pattern all that match it. Hidden
-    files and folders are passed over, and files of other formats, of which the number by suffix is
-    returned beside. A file that is named alone is taken whatever it is.
+    A folder stands for all files in it and below, except hidden ones, and a pattern for all that
+    match it. Files of other formats are skipped, but a single named file is taken whatever it is.
     """
     remedy = (
-        "set input= to a file, a folder or a pattern such as 'parts/*.stl'; formats are "
+        "set input= to a file, a folder or a pattern such as 'parts/*.stl'; the formats are "
         + ", ".join(SHAPE_SUFFIXES)
     )
     if source is None:
@@ -170,13 +169,14 @@ def find_files(source: str | None) -> tuple[list[Path], Counter[str]]:
         return [path], Counter()
     else:
         paths = sorted(map(Path, glob.glob(str(path), recursive=True)))
-    files = [each for each in paths if not each.is_dir()]  # also links to nothing, to be reported
+    files = [each for each in paths if not each.is_dir()]  # also dangling links, which are reported
     taken = [each for each in files if each.suffix.lower() in SHAPE_SUFFIXES]
     others = Counter(each.suffix.lower() or each.name for each in set(files) - set(taken))
     if not taken:
-        what = f"no file of a shape in {path}" if paths else f"no file or folder {path}"
+        named = paths or path.is_dir()
+        what = f"{path} names no shape file" if named else f"no file or folder matches {path}"
         but = f", but {_counted(others)}" if others else ""
-        raise ConfigError(f"there is {what}{but}", remedy=remedy)
+        raise ConfigError(f"{what}{but}", remedy=remedy)
     return taken, others
 
 
@@ -191,7 +191,7 @@ def _files(count: int) -> str:
 def _tables(
     found: Mapping[Path, Prediction | SparsePipeError],
 ) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
-    """Rows of ``predictions.csv``; for programs the lists ``predictions`` and ``unreadable``."""
+    """Rows of ``predictions.csv``; lists ``predictions`` and ``unreadable`` for the JSON file."""
     ranks = ("", "second", "third")
     names = [(rank or "class", f"{rank}_probability".lstrip("_")) for rank in ranks]
     blank = dict.fromkeys([*(name for pair in names for name in pair), "error", "remedy"], "")

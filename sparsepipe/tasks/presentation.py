@@ -1,6 +1,6 @@
 """Log lines and pictures of a run.
 
-Shapes: B samples, N points, K classes.
+Shape suffixes: N voxels, K classes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StartLine(pl.Callback):
     """Logs network, processes and data in one line as training begins.
 
     Attributes:
-        test_shapes: number of test samples, once the data know the trainer.
+        test_shapes: number of test samples, set before training begins.
     """
 
     def __init__(self, run: ResolvedRun) -> None:
@@ -50,7 +50,7 @@ class StartLine(pl.Callback):
 
     @override
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        if stage != "fit":  # else every rank still has all of the network
+        if stage != "fit":  # at its setup, every rank still has the whole network
             return
         layers = getattr(pl_module, "layers", None)
         classes = getattr(pl_module, "class_names", ())
@@ -101,14 +101,14 @@ def _stages_text(run: ResolvedRun, trainer: pl.Trainer) -> str:
 
 
 def num_shapes(loaders: Any) -> int:
-    """Shapes of the loaders over all ranks; 0 where unknown."""
+    """Number of shapes in the loaders' data sets, over all ranks; 0 if unknown."""
     found = loaders if isinstance(loaders, (list, tuple)) else [loaders]
     datasets = [getattr(loader, "dataset", None) for loader in found]
     return sum(len(dataset) for dataset in datasets if isinstance(dataset, Sized))
 
 
 def class_accuracies(module: pl.LightningModule) -> dict[str, float]:
-    """``test/accuracy/<class>`` of every class that the test has shapes of."""
+    """``test/accuracy/<class>``, a share of 1, of each class that has test shapes."""
     counts_KK = getattr(module, "test_confusion", None)
     if counts_KK is None:
         return {}
@@ -120,8 +120,8 @@ def class_accuracies(module: pl.LightningModule) -> dict[str, float]:
 
 
 def log_planned(run: ResolvedRun, values: Mapping[str, Any]) -> None:
-    """Logs the rate by a plan beside the measured one: of its slowest stage or transfer, and with
-    filling and draining in each epoch, by the times that its search expected of its ranks.
+    """Logs the measured rate and two planned ones: that of the slowest stage or transfer, and one
+    with filling and draining in each epoch, from the times that the search expected of ranks.
     """
     if "profiling_share_of_training" in values:
         told = "the plan's profiles took %.0f s, %.1f %% of the %.0f s of training"
@@ -179,9 +179,8 @@ def log_test(run: ResolvedRun, module: pl.LightningModule, values: Mapping[str, 
 def draw_test(
     run: ResolvedRun, module: pl.LightningModule, data: pl.LightningDataModule, *, gallery: int
 ) -> None:
-    """Confusion, per-class accuracies and ``gallery`` predictions, for modules that keep them.
-
-    The counts of the confusion as ``confusion.csv`` as well.
+    """Draws the confusion matrix, accuracies by class and ``gallery`` predictions, if the module
+    keeps them, and writes the matrix to ``confusion.csv``.
     """
     from sparsepipe.plots import style
     from sparsepipe.plots.confusion import confusion_figure, confusion_rows, per_class_figure
@@ -210,8 +209,8 @@ def _draw_gallery(
     classes: tuple[str, ...],
     count: int,
 ) -> None:
-    """``predictions.png`` of test shapes spread evenly over the split, hence over its classes;
-    nothing where samples are no shapes with a label each.
+    """Draws ``predictions.png`` with test shapes spread evenly over the split; nothing unless each
+    sample is a shape with one label.
     """
     from sparsepipe.plots import style
     from sparsepipe.plots.gallery import gallery_figure
@@ -224,7 +223,7 @@ def _draw_gallery(
     # What the sampler yields is what the data set takes: an index, or epoch and index.
     example = next(iter(loader.sampler))
     keys = [(0, int(i)) if isinstance(example, tuple) else int(i) for i in picked]
-    size = loader.batch_size or 1  # more than the test's need not fit into memory
+    size = loader.batch_size or 1  # a batch larger than the test's may not fit into memory
     shapes: list[NDArray[np.float64]] = []
     found: dict[str, list[Any]] = {"label": [], "prediction": [], "probability": [], "index": []}
     module.eval()
@@ -234,7 +233,7 @@ def _draw_gallery(
             return
         x = batch["input"]
         is_cloud = hasattr(x, "coords") or (isinstance(x, Tensor) and x.dim() == 5)
-        if batch["label"].dim() > 1 or not is_cloud:  # labels of voxels: no shape is of one class
+        if batch["label"].dim() > 1 or not is_cloud:  # voxels have labels, shapes none
             return
         shapes += clouds(x)
         placed = {key: value.to(module.device) for key, value in batch.items()}
@@ -255,9 +254,8 @@ def _draw_gallery(
 def write_predictions(
     run: ResolvedRun, module: pl.LightningModule, data: pl.LightningDataModule
 ) -> None:
-    """``predictions.csv`` of a test: its samples with their files, in the order of the split.
-
-    Nothing where the module keeps no predictions of samples.
+    """Writes ``predictions.csv``: file, class and prediction of each test sample, in the split's
+    order; nothing if the module keeps no predictions.
     """
     found = getattr(module, "test_predictions", None)
     if found is None:
@@ -276,18 +274,18 @@ def write_predictions(
     ]
     write_csv(run.directory.predictions, rows)
     wrong = int((found["label"] != found["prediction"]).sum())
-    log.info("%d of %d samples are wrong: %s", wrong, len(files), run.directory.predictions)
+    log.info("%d of %d predictions are wrong: %s", wrong, len(files), run.directory.predictions)
 
 
 def _named_samples(data: pl.LightningDataModule, indices: Sequence[int]) -> list[str]:
-    """The file of each test sample, or its name or number, by numbers in the split."""
+    """The file or name of each test sample in ``indices``; its number if it has neither."""
     names = getattr(data, "test_names", None)
     known = None if names is None else names()
     return [str(index) if known is None else known[index] for index in indices]
 
 
 def _draw_domains(run: ResolvedRun, module: DomainSeparation, data: DomainDataModule) -> None:
-    """Confusion of each domain that was tested, and reconstructions of some samples."""
+    """Draws the confusion matrix of each tested domain, and reconstructions of some samples."""
     from sparsepipe.plots import style
     from sparsepipe.plots.confusion import confusion_figure, confusion_rows
     from sparsepipe.plots.gallery import reconstructions_figure

@@ -53,8 +53,7 @@ from sparsepipe.utils.progress import progress
 log = logging.getLogger(__name__)
 
 _PASSES_A_LOAD = 4
-"""Passes over the layers for each batch whose reading is timed: amid them, for the same reason as
-updates are."""
+"""Passes over the layers for each timed read of a batch; reads are spread among the passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +62,13 @@ class ProfileLayers(Task):
 
     ``conf/task/profile.yaml`` describes the settings.
 
-    With ``for_plan`` a training needs it, which logs itself what share of it this took.
+    With ``for_plan``, it serves a training that logs itself what share of its time this took.
     """
 
     name: ClassVar[str] = "profile"
     alone: ClassVar[bool] = True
-    # Whatever training it serves; precision but float32 is refused. The fingerprint has the plan,
-    # and of the optimizer what matters.
+    # The training that it serves does not matter. The fingerprint covers the plan and what matters
+    # of the optimizer; a precision other than float32 is refused.
     not_identity: ClassVar[tuple[str, ...]] = (
         "optim",
         "trainer",
@@ -89,7 +88,7 @@ class ProfileLayers(Task):
     for_plan: bool = False
 
     def run(self, run: ResolvedRun) -> None:
-        """Measures; writes ``profile.json``, a table and a picture."""
+        """Measures the layers; writes ``profile.json``, a table and a picture."""
         place = find_device(run.inventory, self.device)
         others = OtherProfiles.of(self.plan, run.spec, run.inventory, others=self.beside or {})
         found, batches = self._measured(run, place, others)
@@ -100,7 +99,7 @@ class ProfileLayers(Task):
         if not self.for_plan:
             log.info("\n%s", table)
         step_s, cost_s = found.meta["step_s"], found.meta["cost_s"]
-        told = "the layers take %.1f ms one by one, a step %.1f ms; %.0f s of measuring"
+        told = "the layers take %.1f ms one by one, a step %.1f ms; measuring took %.0f s"
         log.info(told, 1e3 * found.compute_s, 1e3 * step_s, cost_s)
         values = {
             "layers_s": found.compute_s,
@@ -114,11 +113,11 @@ class ProfileLayers(Task):
         if batches is not None and not self.for_plan:
             share = cost_s / (batches * (float(step_s) + (found.update_s or 0.0)))
             values["profile_share_of_training"] = share
-            log.info("that is %.1f %% of the training that it serves", 100 * share)
+            log.info("measuring takes %.1f %% of the time of this training", 100 * share)
         write_result(run, values | by_layer(found))
 
     def prepare(self, run: ResolvedRun) -> str:
-        """Prepares the data; their fingerprint, and what else the times depend on."""
+        """Prepares the data; returns a fingerprint of everything that the times depend on."""
         spec, inventory = run.spec, run.inventory
         check_microbatches(self.microbatches, name="task.microbatches")
         if dtype_of(spec) != "float32":
@@ -130,8 +129,8 @@ class ProfileLayers(Task):
         if inventory.accelerator == "cuda" and not torch.cuda.is_available():
             raise HardwareError(
                 "the inventory has CUDA devices, but torch finds none on this machine",
-                remedy="choose the hardware at hand (hardware=local), or profile where the GPUs "
-                "are",
+                remedy="choose the hardware of this machine (hardware=local), or profile on the "
+                "machine with the GPUs",
             )
         words = words_of_device(find_device(inventory, self.device), inventory)
         others = OtherProfiles.of(self.plan, spec, inventory, others=self.beside or {})
@@ -142,13 +141,13 @@ class ProfileLayers(Task):
         return without_links(inventory)
 
     def processes(self, run: ResolvedRun) -> int:
-        """All devices of the host, as in a training."""
+        """Number of devices on the host, whose cores they share as in a training."""
         return devices_beside(find_device(run.inventory, self.device), run.inventory)
 
     def _measured(
         self, run: ResolvedRun, place: Place, others: OtherProfiles
     ) -> tuple[Profile, int | None]:
-        """The profile, and batches of the training; None: its length is not fixed."""
+        """The profile, and the training's number of batches; None: its length is not fixed."""
         started_s = time.perf_counter()
         if "num_workers" in run.spec.data.arguments:  # reading by one process is timed
             one_process = run.spec.data.replace(num_workers=0)
@@ -196,14 +195,14 @@ class ProfileLayers(Task):
         cost_s = time.perf_counter() - started_s
         length = batches_of_training(run.spec.trainer, len(loader))
         known = {"cost_s": cost_s}
-        if loads_s:  # the first one begins to read, beside that
+        if loads_s:  # the first read includes the loader's start
             known["load_s"] = statistics.median(loads_s[1:] or loads_s)
         return Profile(layers=found.layers, meta={**found.meta, **known}), length
 
     def _chain(
         self, module: pl.LightningModule
     ) -> tuple[nn.Sequential, Callable[[Any, torch.device], Any]]:
-        """The layers that are measured, and a function that makes their input of a batch."""
+        """The layers to measure, and a function that makes their input from a batch."""
         if isinstance(module, DomainSeparation):
             if self.layers is not None or self.microbatches > 1:
                 name = "layers" if self.layers is not None else "microbatches"
@@ -214,7 +213,7 @@ class ProfileLayers(Task):
                 )
 
             def state(batch: Any, device: torch.device) -> Any:
-                batch = batch[0] if isinstance(batch, tuple) else batch  # of a combined loader
+                batch = batch[0] if isinstance(batch, tuple) else batch  # a combined loader's
                 return state_of(module, module.transfer_batch_to_device(batch, device, 0))
 
             return parts_of(module), state
@@ -249,7 +248,7 @@ def _meta(
 
 
 def batches_of_training(trainer: TrainerArguments, loaded: int) -> int | None:
-    """Batches of a whole training; None where its settings do not limit it."""
+    """Number of batches of a whole training; None if its settings do not limit it."""
     limit = trainer.overfit_batches or trainer.limit_train_batches
     epoch = loaded
     if limit is not None:  # as in Lightning: an integer counts batches, a fraction is a share
@@ -260,7 +259,7 @@ def batches_of_training(trainer: TrainerArguments, loaded: int) -> int | None:
     if max_epochs >= 0:
         ends.append(max_epochs * epoch)
     if max_steps >= 0:
-        # An epoch's last step takes what is left of it.
+        # The last step of an epoch takes the batches that remain.
         epochs, steps = divmod(max_steps, max(1, -(-epoch // accumulated)))
         ends.append(epochs * epoch + steps * accumulated)
     return min(ends) if ends and min(ends) > 0 else None

@@ -1,6 +1,6 @@
 """``result.json``: the results of a run as a flat mapping, so that many runs make a table.
 
-Entries of all tasks are put together here; docs/results.md lists what each key means.
+Entries of all tasks are put together here; docs/results.md says what each key means.
 """
 
 from __future__ import annotations
@@ -101,13 +101,11 @@ def write_result(run: ResolvedRun, values: Mapping[str, Any]) -> None:
 
 
 def strategy_name(spec: RunSpec) -> str:
-    """How devices share the work.
+    """How devices share the work: ``single``, ``dp``, ``spatial``, ``domain``, ``pipeline``, or the
+    name of the search that chose the plan of a pipeline.
 
-    That is ``single``, ``dp``, ``spatial``, ``domain``, the search of a plan, or ``pipeline``.
-
-    Of a synchronous pipeline it is the option of ``parallel`` with its schedule, and the search
-    after that, if there is one: ``gpipe``, ``gpipe hete_mp``. Of a simulation it is what that
-    simulates.
+    For a synchronous pipeline, it is the option of ``parallel`` with its schedule, followed by the
+    search, if any: ``gpipe``, ``gpipe hete_mp``. For a simulation, it is that of what is simulated.
     """
     if simulated := spec.task.get("parallel"):
         spec = spec.replace(parallel=simulated)
@@ -136,7 +134,7 @@ def versions() -> dict[str, Any]:
 
 
 def peak_values() -> dict[str, int]:
-    """The largest memory of a process and of its GPU so far, over the ranks; collective."""
+    """Most bytes so far of any rank's process, and of its GPU; every rank must call it."""
     unit = 1 if sys.platform == "darwin" else 1024
     own = {"memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     if torch.cuda.is_available():
@@ -146,9 +144,8 @@ def peak_values() -> dict[str, int]:
 
 
 def plan_values(run: ResolvedRun, trainer: pl.Trainer) -> dict[str, Any]:
-    """Stages of a pipeline and the expected times of its search; empty for other strategies.
-
-    Times are by the cost model of the plan's search: simulated, not measured.
+    """Stages of a pipeline, times that its search expected by its cost model (simulated, not
+    measured), and how busy ranks were; empty for other strategies.
     """
     strategy = trainer.strategy
     if not isinstance(strategy, StagedStrategy):
@@ -173,9 +170,8 @@ def plan_values(run: ResolvedRun, trainer: pl.Trainer) -> dict[str, Any]:
 def kept_values(run: ResolvedRun) -> dict[str, float]:
     """Bytes of parameters, optimizer state and stored activations that devices keep in a training.
 
-    Nothing without profiles of the devices on batches as they are trained on, or with data
-    parallelism. Where there are profiles that cannot be counted by, the log says why: a training is
-    not to fail of it.
+    Empty with data parallelism, or without profiles of the devices at the training's batch size. If
+    the profiles cannot be used, the log says why, since a training should not fail because of it.
     """
     spec, parallel = run.spec, run.spec.parallel
     if parallel.strategy is not None and parallel.plan is None:
@@ -186,7 +182,7 @@ def kept_values(run: ResolvedRun) -> dict[str, float]:
         given = {**spec.given_profiles, **(measured or {})}
         settings, size = spec.model.settings, spec.data.get("batch_size")
         profiles = load_profiles(run.inventory, spec.model.name, given=given, settings=settings)
-        if spec.emulation is None:  # else the profiles are what is trained
+        if spec.emulation is None:  # an emulation trains the profiles themselves
             profiles = {n: p for n, p in profiles.items() if p.meta.get("batch_size") == size}
         if any(place.name not in profiles for place in run.places):
             return {}  # as in most trainings, whose devices have no profile
@@ -204,7 +200,7 @@ def kept_values(run: ResolvedRun) -> dict[str, float]:
             return {}
         model = replace(memory_model(SearchChoice(), spec) or MemoryModel(), gradients=0.0)
         ranks = kept_bytes(plan, profiles, model, parallel.synchronous)
-    except SparsePipeError as error:  # such as a file that is broken, or of other layers
+    except SparsePipeError as error:  # such as a file that is broken or for other layers
         log.info("kept_bytes is left out: %s", error.message)
         return {}
     return {"kept_bytes": sum(ranks), "kept_bytes_of_device": max(ranks)}
@@ -218,17 +214,16 @@ def kept_bytes(
 ) -> list[float]:
     """The most bytes that each rank keeps: parameters, optimizer state, stored activations.
 
-    A profile counts for each layer the bytes of the tensors that torch saves for its backward
+    For each layer, a profile has the bytes of the tensors that torch saves for its backward
     (``saved_tensors_hooks``), and a schedule determines how many microbatches a stage keeps at
-    once. Of spans of layers that are recomputed only the inputs stay, and one microbatch at a time
-    has in addition what is inside of one of them. Gradients, buffers of messages and what a layer
-    needs for a moment come on top.
+    once. A recomputed span keeps only its input, and one microbatch at a time also has the bytes
+    inside one span. Gradients, buffers of messages and temporary tensors come on top.
 
     Args:
-        plan: whose devices are named; a synchronous pipeline recomputes what its details say.
-        profiles: of these, by name.
-        model: what counts beside activations.
-        synchronous: the schedule; None: the asynchronous one, in which one device alone is serial.
+        plan: a plan with named devices; its details list what a synchronous pipeline recomputes.
+        profiles: profiles of these devices by name.
+        model: bytes that count in addition to activations.
+        synchronous: the schedule; None: the asynchronous one, which is serial with one device.
     """
     schedule: dict[str, Any] = {}
     spans: StageSpans = ((),) * plan.num_stages

@@ -49,10 +49,10 @@ from sparsepipe.utils.files import markdown_table, write_csv, write_text_atomic
 
 log = logging.getLogger(__name__)
 
-_BUCKET_MIB = 25  # DDP's, where the strategy names none
-_LISTED = 32  # devices that are listed, drawn and warned of; devices.csv has all
-_SEEN = 1000  # what takes a smaller part of the time is no more than a line in the picture
-_SECONDS_FROM_S = 2.0  # a picture of so long is in seconds, a shorter one in milliseconds
+_BUCKET_MIB = 25  # DDP's default
+_LISTED = 32  # most devices that are listed, drawn and warned about; devices.csv has all
+_SEEN = 1000  # spans below 1/1000 of the time would be mere lines in the picture
+_SECONDS_FROM_S = 2.0  # pictures at least this long are in seconds, others in milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Simulate(Task):
     timeline_minibatches: Annotated[int, Field(ge=1)] = 12
 
     def run(self, run: ResolvedRun) -> None:
-        """Simulates, as one process, and writes the results."""
+        """Simulates in one process, and writes the results."""
         spec = run.spec.replace(parallel=self.parallel)
         parallel, inventory = spec.parallel, joined_by(run.inventory, self.link_bytes_per_s)
         if parallel.roles is not None:
@@ -101,7 +101,7 @@ class Simulate(Task):
             many = {"minibatches": self.minibatches, "shown": self.timeline_minibatches}
             write_result(run, domains.write(run.directory, **many))
             return
-        if (search := spec.plan_search) is not None:  # which has a speed for all links
+        if (search := spec.plan_search) is not None:  # it may have one bandwidth for all links
             inventory = joined_where_missing(inventory, search.bandwidth_bytes_per_s)
         division, synchronous = division_of(spec), parallel.synchronous
         refuse_recompute(spec, inventory, division)
@@ -111,7 +111,7 @@ class Simulate(Task):
         comparison = self._comparison(spec, plan, inventory, profiles, schedule=schedule)
         room = {(h.name, d.name): d.memory_bytes for h in inventory.hosts for d in h.devices}
         devices = [device for stage in plan.stages for device in stage.devices]
-        # The memory model of the search, also where the search ignores memory.
+        # The memory model of the search, even if the search ignores memory.
         memory = memory_model(replace(search or SearchChoice(), memory=True), spec)
         assert memory is not None
         figures = SimulationFigures.of(
@@ -122,7 +122,7 @@ class Simulate(Task):
             batch_size=_batch_size(profiles, spec),
             rooms=[room[host, name] for host, name, _ in (d.split("/") for d in devices)],
         )
-        told = "an epoch is taken to have task.minibatches=%d, whatever the data have"
+        told = "an epoch counts as task.minibatches=%d minibatches, whatever the size of the data"
         log.info(told, self.minibatches)
         if parallel.is_data_parallel:
             title = f"Data parallelism on {plan.num_ranks} devices, simulated"
@@ -143,11 +143,11 @@ class Simulate(Task):
         write_result(run, {**figures.values(), **about_plan})
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
-        """The task itself is one process, whatever it simulates."""
+        """The configuration of a single process, whatever it simulates."""
         return in_one_process(spec)
 
     def prepare(self, run: ResolvedRun) -> str:
-        """A fingerprint of the plan or the search that is chosen, and of the profiles."""
+        """A fingerprint of the chosen plan or search, and of the profiles."""
         spec, inventory = run.spec.replace(parallel=self.parallel), run.inventory
         division, search = division_of(spec), spec.plan_search
         given = self._given(spec)
@@ -159,12 +159,12 @@ class Simulate(Task):
         return fingerprint_of_text(json.dumps(words, sort_keys=True))
 
     def _given(self, spec: RunSpec) -> dict[str, str]:
-        """Profile files: the task's before those of the search."""
+        """Profile files by device; those of the task take precedence over those of the search."""
         searched = (spec.search.profiles if spec.search is not None else None) or {}
         return {**searched, **(self.profiles or {})}
 
     def _profiles(self, spec: RunSpec, inventory: Inventory) -> dict[str, Profile]:
-        """Profiles of the inventory's devices; logs where their data differ from the run's."""
+        """Profiles of the devices by name; logs where their data differ from those of the run."""
         model, given = spec.model, self._given(spec)
         found = load_profiles(inventory, model.name, given=given, settings=model.settings)
         check_batch_sizes(found)
@@ -181,11 +181,11 @@ class Simulate(Task):
         *,
         schedule: str,
     ) -> Comparison:
-        """The simulations of a plan on all or some devices, and of data parallelism on all."""
+        """Simulations of a plan on all or some devices, and of data parallelism on all of them."""
         parallel, is_dp = spec.parallel, spec.parallel.is_data_parallel
         if is_dp and schedule != "asynchronous":
             raise ConfigError(
-                f"task.schedule={schedule} is for pipelines, but data parallelism has none",
+                f"task.schedule={schedule} is for pipelines, not for data parallelism",
                 remedy="leave task.schedule out, or choose parallel=hete_mp, mp, exact or pipeline",
             )
         bucket_bytes = (parallel.argument("bucket_cap_mb") or _BUCKET_MIB) * 2.0**20
@@ -219,14 +219,14 @@ class Simulate(Task):
             dp = Simulation.of(
                 Workload.of(everywhere, profiles), setting(everywhere, ring, as_dp=True)
             )
-        except (HardwareError, ProfileError) as error:  # of what the plan does without
+        except (HardwareError, ProfileError) as error:  # of devices that the plan does not use
             return Comparison(plan=simulated, dp=None, dp_apart=None, without_dp=error.message)
         apart = replace(dp, setting=replace(dp.setting, bucket_bytes=None))
         return Comparison(plan=simulated, dp=dp, dp_apart=apart)
 
 
 def _batch_size(profiles: Mapping[str, Profile], spec: RunSpec) -> int:
-    """Shapes of a minibatch, by the profiles if they have it."""
+    """Number of shapes in a minibatch of the profiles; of the data if no profile has it."""
     sizes = [profile.meta.get("batch_size") for profile in profiles.values()]
     return int(next((size for size in sizes if size), spec.data.get("batch_size")))
 
@@ -251,9 +251,9 @@ class Comparison:
 
     Attributes:
         plan: the plan under its schedule.
-        dp: data parallelism, whose sums may overlap with the backward; None: not to be simulated.
+        dp: data parallelism, whose sums may overlap with the backward; None: cannot be simulated.
         dp_apart: the same with sums after the backward.
-        without_dp: why it cannot be simulated.
+        without_dp: why data parallelism cannot be simulated; empty if it can.
     """
 
     plan: Simulation
@@ -264,15 +264,15 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationFigures:
-    """A plan's simulation beside that of data parallelism, see :class:`Comparison`.
+    """Figures of a plan and of data parallelism. See :class:`Comparison`.
 
     Attributes:
         plan: the stages and their devices.
         pace: pace of an epoch; so are ``dp`` and ``dp_apart``.
         dp_overlaps: whether sums of data parallelism overlap with the backward.
         batch_size: shapes of a minibatch.
-        record: the first minibatches, drained after them.
-        memory: memory of each rank in these over time.
+        record: the first minibatches, after which the pipeline is drained.
+        memory: memory of each rank during these over time.
         peaks_bytes: peak memory of each rank in the long run.
         rooms: memory of each rank's device; None if unknown.
     """
@@ -303,8 +303,7 @@ class SimulationFigures:
         """Simulates the plan and data parallelism."""
         simulation = comparison.plan
         record = simulation.record(ceil(shown / simulation.batches))
-        # In batches of the first stage's devices, which profiles are of; several may be one
-        # minibatch.
+        # Profiles are of a batch of one first-stage device; several may be one minibatch.
         found = simulation.pace(ceil(minibatches / simulation.batches))
         minibatch_s = found.minibatch_s / simulation.batches
         pace = replace(found, minibatches=minibatches, minibatch_s=minibatch_s)
@@ -328,7 +327,7 @@ class SimulationFigures:
         )
 
     def values(self) -> dict[str, Any]:
-        """Entries of ``result.json``; a comparison with data parallelism if that is simulated."""
+        """Entries of ``result.json``, with a comparison if data parallelism is simulated."""
         pace, dp, apart = self.pace, self.dp, self.dp_apart
         busy_share = sum(pace.busy) / len(pace.busy)
         beside: dict[str, float] = {}
@@ -379,7 +378,7 @@ class SimulationFigures:
         ]
 
     def table(self) -> str:
-        """The devices and the pace in words and figures; of many devices the first ones."""
+        """The devices, at most 32 of them, and the pace as text."""
         head = ("device", "stage", "layers", "busy", "idle", "peak memory MiB")
         rows = self.rows()
         cells = [
@@ -417,8 +416,8 @@ class SimulationFigures:
         return "\n".join(lines)
 
     def write(self, directory: RunDir, *, title: str) -> None:
-        """Logs the table, and writes it with plan, devices, picture and trace; warns of devices
-        with less memory than needed.
+        """Logs the table, and writes it with plan, devices, picture and trace; warns about
+        devices with less memory than needed.
         """
         path, plan, record, rows = directory.path, self.plan, self.record, self.rows()
         table = self.table()
@@ -426,7 +425,7 @@ class SimulationFigures:
         for row in rows[:_LISTED]:
             needed, room = row["peak_bytes"], row["memory_bytes"]
             if room is not None and needed > room_bytes(room):
-                told = "%s would need %.0f MiB of memory and has %.0f"
+                told = "%s would need %.0f MiB of memory, but has %.0f"
                 log.warning(told, row["device"], needed / 2**20, room / 2**20)
         write_text_atomic(path / "simulation.txt", table + "\n")
         write_csv(path / "devices.csv", rows)
@@ -449,7 +448,7 @@ class SimulationFigures:
 
 
 def _in_short(plan: Plan) -> str:
-    """The replicas of a plan's stages, if these are not too many to be listed."""
+    """Numbers of replicas such as ``2-1``; for many stages, only how many they are."""
     if plan.num_stages <= _LISTED:
         return plan.config
     return f"{plan.num_stages:,} stages on {plan.num_ranks:,} devices"

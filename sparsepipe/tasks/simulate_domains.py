@@ -1,4 +1,4 @@
-"""The task ``simulate`` for ``parallel=domain``: costs of ranks by profiles, and their pace."""
+"""The task ``simulate`` for ``parallel=domain``: costs of ranks from profiles, and their pace."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _ABOUT = ("domains", "code", "target_numbers")
 
 
 def check_parallel(parallel: Parallel, *, others: Mapping[str, Any]) -> None:
-    """Refuses what cannot be predicted, and any given settings of the task among ``others``."""
+    """Refuses settings that cannot be simulated, and any that are set among ``others``."""
     if parallel.grid is not None or parallel.roles != "equal":
         which = "parallel.grid" if parallel.grid is not None else "parallel.roles=separate"
         raise ConfigError(
-            f"nothing predicts how long domains with {which} take",
+            f"task=simulate cannot predict how long domains with {which} take",
             remedy="simulate parallel.roles=equal without a grid, or train with task=train",
         )
     if given := [name for name, value in others.items() if value]:
         raise ConfigError(
-            f"task.{given[0]} is for pipelines or data parallelism, but domains have neither",
+            f"task.{given[0]} is for pipelines or data parallelism, not for parallel=domain",
             remedy=f"leave task.{given[0]} out",
         )
 
@@ -74,7 +74,7 @@ class Domains:
         batch_size: int,
         algorithm: Algorithm,
     ) -> Domains:
-        """Every device is a rank."""
+        """Domains with a rank on each device of the inventory."""
         plan = data_parallel(inventory, 1)
         devices = plan.stages[0].devices
         own = [_profile_of(device, profiles) for device in devices]
@@ -82,8 +82,8 @@ class Domains:
         first, *others = ([each.meta[key] for key in _ABOUT] for each in own)
         if different := [each for each in others if each != first]:
             raise ProfileError(
-                f"a profile is of the domains {', '.join(first[0])}, another one of "
-                f"{', '.join(different[0][0])} or of other codes",
+                f"one profile is of the domains {', '.join(first[0])}, another one of "
+                f"{', '.join(different[0][0])} or of codes of another size",
                 remedy="measure the same model and data on all devices (task=profile)",
             )
         placement = Placement(tuple(about["domains"]), len(devices))
@@ -163,7 +163,7 @@ class Domains:
         ]
 
     def write(self, directory: RunDir, *, minibatches: int, shown: int) -> dict[str, Any]:
-        """Writes table, devices, picture and trace; the entries of ``result.json``."""
+        """Writes table, devices, picture and trace; returns the entries of ``result.json``."""
         values, rows = self.values(minibatches=minibatches), self.rows()
         head = ("device", "domains", "busy", "sent codes KiB")
         cells = [
@@ -188,7 +188,7 @@ class Domains:
         trace = trace_text(self.plan, record.all_spans)
         write_text_atomic(directory.path / "trace.json", trace)
         names = [f"{row['device']}: {row['domains']}" for row in rows]
-        least_s = record.end_s / 1000  # shorter ones are no more than a line
+        least_s = record.end_s / 1000  # shorter spans would be mere lines
         drawn = lanes(self.plan, record.all_spans, names=names, least=least_s)
         figure = timelines_figure(
             {f"Domains on {len(rows)} devices, simulated": drawn},
@@ -204,9 +204,9 @@ def _profile_of(device: str, profiles: Mapping[str, Profile]) -> Profile:
     name = device.split("/")[1]
     found = profiles.get(name)
     if found is None or "domains" not in found.meta:
-        what = "has no profile" if found is None else "has a profile of one without domains"
+        what = "of the network" if found is None else "whose network has domains"
         raise ProfileError(
-            f"{name} {what} of the network",
+            f"{name} has no profile {what}",
             remedy="measure it with task=profile on the same model and data, and name the file: "
             f"'task.profiles={{{name}: profile.json}}'",
         )

@@ -46,21 +46,21 @@ from sparsepipe.strategies.pipeline.stage_plan import find_layers
 class ResolvedRun:
     """One run and everything that its configuration decides, resolved once.
 
-    ``launch/prepare.py`` makes it, and makes copies that know more: first the directory, then the
-    plan that a search has left there.
+    ``launch/prepare.py`` makes it, and then copies that know more: first the directory, then the
+    plan that a search has written there.
 
     Attributes:
         spec: the configuration, as the task runs it on this hardware.
         task: what the run does, with its settings.
         inventory: the hardware.
-        division: how the strategy splits the model into stages; None: not at all.
+        division: how the strategy splits the model into stages; None: it does not.
         ranks: number of ranks over all nodes.
         places: the device of each rank.
-        training: configuration of the training whose checkpoint the task loads, where it counts.
-        found: the directory; None until the data are prepared, see :attr:`directory`.
+        training: configuration of the training whose network the task evaluates or predicts with.
+        found: the directory; None until the data are prepared. See :attr:`directory`.
         watch: signals that end the run.
-        throughput: rate of the training at hand.
-        busy: how long this rank computes and waits.
+        throughput: callback that measures the rate of the training.
+        busy: callback that measures how long this rank computes and waits.
     """
 
     spec: RunSpec
@@ -86,12 +86,12 @@ class ResolvedRun:
     ) -> Self:
         """The run of a configuration as :meth:`Task.configured` returns it.
 
-        A ``directory`` is that of the run, whose plan counts where it has one.
+        If the run's ``directory`` is given and contains a plan, that plan counts.
 
         Raises:
-            ConfigError: the task, the plan, the devices or the number of ranks are impossible.
+            ConfigError: the task, the plan, the devices or the number of ranks are invalid.
             PlanError: the plan is missing, invalid or for other devices.
-            HardwareError: the inventory has fewer devices.
+            HardwareError: the inventory has too few devices.
         """
         task, division, source = task_of(spec), division_of(spec), spec.checkpoint
         as_trained = getattr(task, "as_trained", False) and source is not None
@@ -110,7 +110,7 @@ class ResolvedRun:
         return made if directory is None else made.in_directory(directory)
 
     def in_directory(self, directory: RunDir) -> Self:
-        """The same run in its directory, by the plan that it began with, if one is kept there."""
+        """The same run in its directory, with the plan that is kept there, if any."""
         known = replace(self, found=directory)
         if self.division is None or not directory.plan.exists():
             return known
@@ -134,8 +134,8 @@ class ResolvedRun:
         return torch.device("cuda", indices[process_group.local_rank()])
 
     def load_data(self, *stages: str) -> pl.LightningDataModule:
-        """The data, set up for ``fit`` or ``test``, with loaders that leave signals and the random
-        numbers of the training alone.
+        """The data, set up for ``stages`` (``fit``, ``test``), with loaders that leave signals and
+        the random numbers of the training alone.
         """
         data = build_data(self.spec)
         for stage in stages:
@@ -144,7 +144,7 @@ class ResolvedRun:
         return data
 
     def build_module(self, data: pl.LightningDataModule) -> pl.LightningModule:
-        """A new network; a PlanError where the plan does not fit its layers."""
+        """A new network; raises a PlanError if the plan does not suit its layers."""
         module = build_module(self.spec, data)
         if self.division is not None:
             name = find_layers(module, self.spec.parallel.argument("layers"))
@@ -157,7 +157,7 @@ class ResolvedRun:
     ) -> pl.Trainer:
         """A Lightning Trainer as configured, with callbacks in addition to those of every run.
 
-        A ``silent`` one has no progress bar, loggers and rates; ``instead`` are arguments in place
+        A ``silent`` one has no progress bar, loggers or rates; ``instead`` are arguments in place
         of the configured ones.
         """
         arguments = {**self.spec.trainer.built(), **instead}
@@ -195,7 +195,7 @@ class ResolvedRun:
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise ConfigError(
                 f"Lightning refuses the settings of trainer: {error}",
-                remedy="correct the key it names; `sparsepipe --cfg job` prints them all",
+                remedy="correct the key that it names; `sparsepipe --cfg job` prints all keys",
             ) from error
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # the default
             trainer.strategy.checkpoint_io = DirectCheckpointIO()
@@ -213,14 +213,14 @@ class ResolvedRun:
         return parallel.strategy.replace(**given).build_with(cluster_environment=RankEnvironment())
 
     def keep_plan(self) -> KeepPlan:
-        """A new callback that leaves the plan of a pipeline in the run's directory."""
+        """A new callback that writes a pipeline's plan to the run's directory."""
         details = {} if self.division is None else self.division.details
         return KeepPlan(self.directory, [place.text for place in self.places], details)
 
     def loggers(self) -> list[Any]:
         """New loggers, as configured.
 
-        Trackers get an identity of the run that is not used twice, unlike its directory.
+        Trackers get a different id for each attempt, although attempts share the directory.
         """
         directory = self.directory
         again = f"-{directory.attempt + 1}" if directory.attempt else ""
@@ -241,13 +241,13 @@ class Task(ABC):
     process that the user started.
 
     Attributes:
-        name: what results call the task: the name of the class with underscores.
-        alone: it runs as one process, so that ``parallel`` has no plan to search for.
-        cores: that a sweep gives it; None: what its ranks need.
-        chooses_devices: ``parallel.devices`` is its number of ranks, as :meth:`configured` has set
-            it, and a sweep lets it see all devices of the machine.
-        not_identity: keys of the configuration that do not change what it does; ``threads`` among
-            them: nor does the number of threads.
+        name: name of the task in results: that of the class with underscores.
+        alone: whether it runs as one process, so that no plan is searched for.
+        cores: number of cores that a sweep gives it; None: what its ranks need.
+        chooses_devices: whether ``parallel.devices`` is its number of ranks, and a sweep lets it
+            see all devices of the machine.
+        not_identity: keys of the configuration that do not affect its results; ``threads`` stands
+            for the number of threads.
     """
 
     __slots__ = ()
@@ -263,11 +263,11 @@ class Task(ABC):
 
     @abstractmethod
     def run(self, run: ResolvedRun) -> None:
-        """Does the work, on every rank, and leaves ``result.json``.
+        """Does the work on every rank, and writes ``result.json``.
 
         Raises:
-            SparsePipeError: something a user can mend.
-            Stopped: a signal ended it.
+            SparsePipeError: something failed that the user can correct.
+            Stopped: a signal ended the run.
         """
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
@@ -276,11 +276,11 @@ class Task(ABC):
         return spec
 
     def processes(self, run: ResolvedRun) -> int:
-        """Processes among which the cores of a host are divided."""
+        """Number of processes that share the cores of a host."""
         return run.ranks
 
     def prepare(self, run: ResolvedRun) -> str:
-        """Makes ready what the task reads; a fingerprint of that, for the run's identity."""
+        """Prepares what the task reads; returns its fingerprint for the run's identity."""
         return ready_data(run.spec)
 
     def hardware(self, inventory: Inventory) -> Inventory:
@@ -288,13 +288,13 @@ class Task(ABC):
         return inventory
 
     def checkpoint(self, spec: RunSpec) -> Path | None:
-        """The checkpoint that it starts from; None: it starts from none."""
+        """The checkpoint file that the task starts from, if any."""
         if spec.checkpoint is None:
             return None
         return find_checkpoint(spec.checkpoint, outputs=spec.paths.outputs)
 
     def adopt_plan(self, run: ResolvedRun) -> None:
-        """Writes the run's plan where the task takes it from elsewhere than from a search."""
+        """Writes the run's plan, if the task takes it from anywhere other than a search."""
         del run
 
 

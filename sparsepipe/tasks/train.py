@@ -1,4 +1,4 @@
-"""The task ``train``: fit, validate, and one look at the test split at the end."""
+"""The task ``train``: trains, validates, and tests once at the end."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ from sparsepipe.utils.files import read_mapping, write_csv, write_json, write_te
 log = logging.getLogger(__name__)
 
 _FORWARDS: Mapping[str, Any] = {"warmup": 2, "timed": 20, "most_s": 20.0}
-"""Forwards that measure inference; as many as task=evaluate makes by default."""
+"""Forward passes that measure inference, as in task=evaluate by default, and most seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train(Task):
-    """Trains a model, from the run's last checkpoint where there is one.
+    """Trains a model, from the run's last checkpoint if it has one.
 
     ``conf/task/train.yaml`` describes the settings.
     """
@@ -84,7 +84,7 @@ class Train(Task):
         forwards: Mapping[str, Any] = _FORWARDS,
         more: Mapping[str, Any] | None = None,
     ) -> None:
-        """Trains as :meth:`run`, with settings of :func:`inference_rate` and further values for
+        """Trains like :meth:`run`, with arguments of :func:`inference_rate` and further values for
         ``result.json``.
         """
         spec, seed = run.spec, int(run.spec.seed)
@@ -92,7 +92,7 @@ class Train(Task):
         module = run.build_module(data)
         refuse_further_outputs(spec, data, module)
         facts: dict[str, Any] = first_weights(spec)
-        facts["parameters"] = sum(p.numel() for p in module.parameters())  # while it is whole
+        facts["parameters"] = sum(p.numel() for p in module.parameters())  # before it is split
         resume = _place(run, module)
         fitted = _agreed(run, resume)
         loaders = ResumableLoaders(seed, resume=resume)
@@ -133,7 +133,7 @@ class Train(Task):
         if self.test:
             values.update(self._tested(run, trainer, module, data, checkpoint))
             values.update(timer.values(), test_shapes=start.test_shapes)
-        # Of the whole run, earlier processes included, before batches are kept to be timed.
+        # Peaks of the whole run, earlier processes included, before batches are kept for timing.
         for name, size in peak_values().items():
             values[name] = max(size, values.get(f"train_{name}", 0))
         parallel = spec.parallel  # whose ranks may hold parts of the network or of samples
@@ -153,7 +153,7 @@ class Train(Task):
         data: pl.LightningDataModule,
         checkpoint: RunCheckpoint,
     ) -> dict[str, Any]:
-        """Metrics of the test, with the best weights where they are kept and wanted.
+        """Tests the best weights, if they are kept and wanted, or the last; returns the metrics.
 
         Rank 0 adds them to the last epoch's row.
         """
@@ -197,7 +197,7 @@ class Train(Task):
         draw_schedule(directory, synchronous, slowdowns=slowdowns)
         try:
             log_planned(run, values)
-        except SparsePipeError as error:  # a training that is done does not fail for it
+        except SparsePipeError as error:  # a training that is done must not fail because of it
             log.warning("the plan's rate is not compared: %s", error.message)
         log_test(run, module, values)
 
@@ -248,8 +248,8 @@ def _fit(
             raise
         raise ConfigError(
             f"a batch norm sees a single value of each channel, which has no variance ({error})",
-            remedy="where the epoch's last batch has 1 sample, choose another data.batch_size, or "
-            "leave that batch out by trainer.limit_train_batches",
+            remedy="if the epoch's last batch has 1 sample, choose another data.batch_size, or "
+            "leave that batch out with trainer.limit_train_batches",
         ) from error
     validation = trainer.val_dataloaders
     if validation is None and trainer.limit_val_batches:
@@ -264,7 +264,7 @@ def _fit(
         **kept_values(run),
     }
     if process_group.rank() == 0 and run.directory.last.exists():
-        # Where callbacks ended it early, a rerun would not know that it is over.
+        # If callbacks ended it early, a rerun would otherwise not know that it is complete.
         write_json(run.directory.fitted, done)
     stop_if_requested(run.watch)
     return done
@@ -272,7 +272,7 @@ def _fit(
 
 def _write_trace(run: ResolvedRun, found: Measured | None) -> None:
     """Writes ``trace.json`` and ``timeline_measured.png`` of what ranks did, and logs how long each
-    took for what, beside the times that the plan's search expected.
+    kind of work took on each rank, next to the times that the plan's search expected.
     """
     from sparsepipe.plots.pipeline import draw_measured, rank_name
 
@@ -280,7 +280,7 @@ def _write_trace(run: ResolvedRun, found: Measured | None) -> None:
         return
     if found is None:
         log.warning(
-            "no trace: it begins after two minibatches for each rank, and the training had no more"
+            "no trace: it begins after two minibatches for each rank, but the training had no more"
         )
         return
     plan = Plan.load(run.directory.plan)
@@ -300,7 +300,7 @@ def _write_trace(run: ResolvedRun, found: Measured | None) -> None:
 
 
 def _place(run: ResolvedRun, module: pl.LightningModule) -> Resume | None:
-    """The place where the run resumes; a fresh run takes weights from ``checkpoint``, if any."""
+    """Where the run resumes; None: a fresh run, which loads weights of ``checkpoint``, if set."""
     last, first = run.directory.last, run.spec.checkpoint
     if last.exists():
         content = read_checkpoint(last)
@@ -318,7 +318,7 @@ def _place(run: ResolvedRun, module: pl.LightningModule) -> Resume | None:
         weights = read_checkpoint(path)["state_dict"]
         loaded = load_weights(module, weights, path, strict=run.spec.checkpoint_strict)
         if process_group.rank() == 0:
-            log.info("first weights of %s: %s", path, loaded)
+            log.info("initial weights from %s: %s", path, loaded)
             with writing(run.directory.first_weights):
                 write_csv(run.directory.first_weights, loaded.table())
     return None

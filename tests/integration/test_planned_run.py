@@ -331,7 +331,7 @@ def test_force_measures_anew(capfd: pytest.CaptureFixture[str]) -> None:
     assert found.meta["source"] == "task=profile"
     assert RunDir(path.parent).attempt == 1
     told = capfd.readouterr().err
-    assert "s of measuring" in told
+    assert "measuring took" in told
     # Amid a training's log there is no table, and the training tells of its share itself.
     assert "| layer" not in told
     assert "of the training" not in told

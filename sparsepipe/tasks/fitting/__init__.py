@@ -1,1 +1,1 @@
-"""Whether a training step fits into a budget of memory, and the largest batch that does."""
+"""Training steps within a memory budget: whether one fits, and the largest batch that does."""

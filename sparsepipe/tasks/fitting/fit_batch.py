@@ -1,4 +1,4 @@
-"""The task ``fit_batch``: the largest batch whose training step fits into a budget of memory."""
+"""The task ``fit_batch``: the largest batch whose training step fits into a memory budget."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ class FitBatch(Task):
 
     Each size is tried by training steps of its own on real batches of the training split: forward,
     backward and update, in a fresh process unless ``isolated`` is false. The answers are kept in
-    ``probes.json``, so that a search that was ended goes on. Of data without a number of
-    shapes it ends where they have no batch of the size; of others no batch is larger than
-    they are.
+    ``probes.json``, so that an interrupted search can continue. No batch is larger than the data;
+    if their number of shapes is unknown, the search ends where they have no batch of a size.
 
     ``conf/task/fit_batch.yaml`` describes the settings.
     """
 
     alone: ClassVar[bool] = True
-    # How large batches are trained on in the end, for how long and by how many threads does not
-    # matter to it; a limit ends a search or leaves it as it is.
+    # The answer does not depend on the batch size, length and threads of the later training; a
+    # time limit ends a search or has no effect.
     not_identity: ClassVar[tuple[str, ...]] = (
         "data.batch_size",
         "task.isolated",
@@ -58,8 +57,8 @@ class FitBatch(Task):
         """Searches, and writes the largest batch."""
         if "batch_size" not in run.spec.data.arguments:
             raise ConfigError(
-                "data has no batch_size whose largest value could be searched for",
-                remedy="give the data module an argument of this name, and the data group its key",
+                "data has no batch_size, but task=fit_batch searches for its largest value",
+                remedy="add an argument batch_size to the data module, and the key to its group",
             )
         prober = Prober(
             run,
@@ -101,7 +100,7 @@ class Found:
 
     Attributes:
         largest: the largest size that was found to fit; 0: none did.
-        refused: the smallest size that was found not to fit; None: all that were tried did.
+        refused: the smallest size that was found not to fit; None: all that were tried fit.
     """
 
     largest: int
@@ -111,11 +110,11 @@ class Found:
 def largest_that_fits(
     fits: Callable[[int], bool], *, most: int, start: int = 1, precision: float = 0.0
 ) -> Found:
-    """Doubles from ``start`` until a size does not fit, then bisects; none is above ``most``.
+    """Doubles the size from ``start`` until it does not fit, then bisects; at most ``most``.
 
-    The sizes depend on the answers alone, so that a search whose answers were kept goes on
-    where it was. Where fitting is not monotonic, the largest size is still one that fits, and the
-    refused one does not. By the share ``precision`` the refused size may be larger; at 0 by one.
+    Sizes depend on the answers alone, so that a search whose answers were kept continues where it
+    ended. Even if fitting is not monotonic, ``largest`` fits and ``refused`` does not. ``refused``
+    exceeds ``largest`` by at most the share ``precision`` of it, or by 1.
     """
     assert most >= 1
     assert start >= 1

@@ -1,4 +1,4 @@
-"""Peak resident memory of this process from a moment on, and limits of its memory. Linux only.
+"""Peak resident memory of this process since a given moment, and limits on it. Linux only.
 
 The peak is the kernel's (``VmHWM``), which is reset at that moment.
 """
@@ -17,7 +17,7 @@ from sparsepipe.errors import HardwareError
 from sparsepipe.utils.process import give_freed_memory_back
 
 OVER_BUDGET, OUT_OF_MEMORY, TOO_FEW_SHAPES = 91, 92, 93
-"""Exit statuses of probes: ended by the watch, for want of memory, of a batch of the size."""
+"""Exit statuses of probes: over the budget, out of memory, no batch of the size."""
 _PROC = Path("/proc/self")
 _POLL_S = 0.005
 """Interval between two checks of the memory: little can be written in so short a time."""
@@ -49,7 +49,7 @@ class ResidentPeak:
 
 
 def status_bytes(name: str) -> int:
-    """A size that the kernel reports of this process, such as ``VmRSS``."""
+    """A size in bytes that the kernel reports for this process, such as ``VmRSS``."""
     text = (_PROC / "status").read_text()
     found = re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)
     if found is None:
@@ -58,9 +58,9 @@ def status_bytes(name: str) -> int:
 
 
 def end_beyond(most_bytes: float) -> None:
-    """Ends this process with the status :data:`OVER_BUDGET` once more memory is resident.
+    """Ends this process with status :data:`OVER_BUDGET` once more than ``most_bytes`` are resident.
 
-    Torch computes without Python's lock, so that a thread can watch beside it.
+    A thread watches, since torch computes without Python's lock.
     """
 
     def watch() -> None:
@@ -72,9 +72,9 @@ def end_beyond(most_bytes: float) -> None:
 
 
 def limit_allocations(more_bytes: int) -> None:
-    """Lets allocations fail that would add more than ``more_bytes`` to this process's memory.
+    """Makes allocations fail that would add more than ``more_bytes`` to this process's memory.
 
-    This limit acts before the watch sees anything, since it counts memory that is never used.
+    Unlike the watch, this limit also counts memory that is never used.
     """
     limit = status_bytes("VmData") + more_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -87,8 +87,8 @@ def prefer_as_victim(thousandths: int = 1000) -> None:
     """Makes the kernel end this process and its children first if memory runs out.
 
     Args:
-        thousandths: share of all memory that counts in addition to the memory of the process; with
-            1000 it is this process and no other. A larger share that is set already stays.
+        thousandths: share of all memory, in thousandths, that the kernel adds to the memory of this
+            process when it chooses; 1000 is the most. A larger share that is already set stays.
     """
     score = _PROC / "oom_score_adj"
     with contextlib.suppress(OSError, ValueError):  # the other limits hold

@@ -1,8 +1,7 @@
 """A probe: ``python -m sparsepipe.tasks.fitting.probe <directory>`` takes real training steps.
 
-It is a process of its own, so that what it needs is its own, and what it breaks, too: memory that
-ran out may leave a process unusable. It answers by a file; if its memory passes the budget it
-ends at once and answers by its exit status.
+As a process of its own, it has a memory of its own, and may be left unusable when memory runs out.
+It answers with a file; if its memory exceeds the budget, it ends at once with an exit status.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from sparsepipe.utils.process import end_with_parent
 
 
 def main() -> None:
-    """Takes the steps of the file ``request`` in the directory given on the command line."""
+    """Takes the steps that the file ``request`` in the directory on the command line describes."""
     place = Path(sys.argv[1])
     parent: int = pickle.loads((place / "parent").read_bytes())
-    end_with_parent(parent)  # first: torch takes seconds to come
+    end_with_parent(parent)  # first: importing torch takes seconds
     prefer_as_victim()
     from sparsepipe.runs.logs import quiet
     from sparsepipe.runs.out_of_memory import filled_share, ran_out
@@ -39,7 +38,7 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if not ran_out(error, filled=filled_share(request["budget_bytes"])):
             raise
-        os._exit(OUT_OF_MEMORY)  # what is left of torch need not be taken apart
+        os._exit(OUT_OF_MEMORY)  # without an orderly end of torch
     (place / "answer").write_bytes(pickle.dumps(answer))
 
 

@@ -1,4 +1,4 @@
-"""Training steps within a budget of memory: a probe for each batch size, and what they found."""
+"""Training steps within a memory budget: a probe for each batch size, and their outcomes."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class Prober:
         return found
 
     def _try(self, request: dict[str, Any], place: Path) -> tuple[Outcome, int | None]:
-        """Takes the steps in this process and restores random state and threads."""
+        """Takes the steps in this process; restores random states and the number of threads."""
         threads = torch.get_num_threads()
         try:
             with isolate_rng():
@@ -196,7 +196,7 @@ class Prober:
         finally:
             torch.set_num_threads(threads)
             empty_device()
-        empty_device()  # once more: the error has held what its frames refer to
+        empty_device()  # again: until here, the error has held the tensors of its frames
         return "out_of_memory", None
 
     def _ask(self, request: dict[str, Any], place: Path) -> tuple[Outcome, int | None]:
@@ -204,7 +204,7 @@ class Prober:
         (place / "parent").write_bytes(pickle.dumps(os.getpid()))
         (place / "request").write_bytes(pickle.dumps({**request, "place": place}))
         kills, steps = oom_kills(), f"training steps of batch size {request['batch_size']}"
-        again = "the same command goes on with the search, with the answers that it has"
+        again = "the same command continues the search with the answers that it has"
         try:
             with (place / "output").open("wb") as stream:
                 done = subprocess.run(
@@ -212,7 +212,7 @@ class Prober:
                     stdin=subprocess.DEVNULL,
                     stdout=stream,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # a terminal's Ctrl-C is for us, who end it
+                    start_new_session=True,  # a terminal's Ctrl-C reaches only us, who end it
                     timeout=self._timeout_s,
                     check=False,
                 )
@@ -231,15 +231,15 @@ class Prober:
         if code in _OUTCOMES:
             return _OUTCOMES[code], None
         if code == -signal.SIGKILL and kills_since(kills):
-            told = "the kernel ended %s for want of memory, below their budget"
-            log.warning(told + ": other processes may hold the rest", steps)
+            told = "the machine ran out of memory, and the kernel ended %s within their budget"
+            log.warning(told + ": other processes may use the rest", steps)
             return "killed_for_memory", None
         output = (place / "output").read_text(errors="replace").strip().splitlines()
         end = f"signal {-code}" if code < 0 else f"exit status {code}"
         raise SparsePipeError(
-            f"{steps} ended with {end}, and whether they fit is unknown:\n"
+            f"{steps} ended with {end}, so that it is unknown whether they fit:\n"
             + "\n".join(output[-_OUTPUT_LINES:]),
-            remedy=f"mend the cause; {again}",
+            remedy=f"remove the cause; {again}",
         )
 
 
@@ -271,7 +271,7 @@ def memory_of_steps(
     The first full batches of an epoch take turns; smaller ones if none is full.
 
     Args:
-        spec: the configuration, whose data are read by this process, in batches of another size.
+        spec: the configuration; its data are read by this process, in batches of ``batch_size``.
         batch_size: samples of a minibatch.
         budget_bytes: limit of the memory; None: all of a GPU.
         steps: number of steps.

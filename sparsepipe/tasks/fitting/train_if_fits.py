@@ -1,4 +1,4 @@
-"""The task ``train_if_fits``: trains where a step fits into a budget of memory."""
+"""The task ``train_if_fits``: trains if a step fits into a memory budget."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainIfFits(Train):
-    """Trains where a few training steps fit into a budget of memory, and measures inference.
+    """Trains if a few training steps fit into a memory budget, and measures inference.
 
-    Where they do not fit, the run is finished, and its result has ``fits: false``. The budget is
+    If they do not fit, the run is finished, and its result has ``fits: false``. The budget is
     that of :class:`~sparsepipe.tasks.fitting.prober.Prober`; ``warmup_batches`` and
     ``timed_batches`` are forwards before and while inference is timed.
     """
 
     alone: ClassVar[bool] = True
-    # A limit ends a run or leaves it as it is.
+    # A time limit ends a run or has no effect.
     not_identity: ClassVar[tuple[str, ...]] = ("task.isolated", "task.timeout_s")
 
     budget_bytes: Annotated[float, Field(ge=1, le=1e15)] | None = None

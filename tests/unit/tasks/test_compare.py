@@ -110,7 +110,7 @@ def test_a_run_that_trained_nothing_is_called_so(outputs: Path, tmp_path: Path) 
     path = made(tmp_path / "x" / "ddd", lr=0.1, task_name="predict")
     (path / "metrics.csv").unlink()
     text = compared(outputs, "bbb", path, to=str(tmp_path / "there"))
-    assert text.endswith("/curves.png; without x/ddd (predict), where no epoch was trained")
+    assert text.endswith("/curves.png; without x/ddd (predict), which trained no epoch")
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_a_run_that_trained_nothing_is_called_so(outputs: Path, tmp_path: Path) 
     [
         ([], "runs names 0"),
         (["bbb", "bbb"], "named twice"),
-        (["bbb", "aaa"], "there are 2 runs aaa"),
-        (["bbb", "bbc"], "bbc is neither a run's directory nor a run's id"),
+        (["bbb", "aaa"], "2 runs have the id aaa"),
+        (["bbb", "bbc"], "bbc is neither the directory nor the id of a run"),
     ],
 )
 def test_refused(outputs: Path, runs: list[Any], message: str) -> None:

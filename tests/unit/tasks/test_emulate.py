@@ -87,8 +87,8 @@ def test_what_the_task_leaves_out_is_as_the_hardware_says(tmp_path: Path) -> Non
         ),
         (
             ["task.minibatches=60", "trainer.limit_train_batches=8"],
-            r"minibatches=60, and also trainer\.limit_train_batches=8",
-            "one of them",
+            r"minibatches=60 and trainer\.limit_train_batches=8 are set",
+            "task.minibatches",
         ),
     ],
 )

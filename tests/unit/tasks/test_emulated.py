@@ -94,7 +94,7 @@ def test_profiles_of_unlike_models_are_refused(tmp_path: Path) -> None:
     overrides = hosts(tmp_path)
     profile(parameter_bytes=8).save(tmp_path / "slow.json")
     config, inventory = asked(*overrides, "parallel=dp")
-    with pytest.raises(ProfileError, match="fast and slow are of models with other parameters"):
+    with pytest.raises(ProfileError, match="fast and slow are of models with different parameters"):
         emulated_profiles(config, inventory)
 
 

@@ -91,7 +91,9 @@ def test_each_test_sample_has_a_row(run: Path, caplog: pytest.LogCaptureFixture)
         assert Path(row["file"]).parts[-3:-1] == (row["class"], "test")
         assert 1 / 3 <= float(row["probability"]) <= 1
     wrong = [row for row in table if row["class"] != row["predicted"]]
-    assert f"{len(wrong)} of 24 samples are wrong: {directory / 'predictions.csv'}" in caplog.text
+    assert (
+        f"{len(wrong)} of 24 predictions are wrong: {directory / 'predictions.csv'}" in caplog.text
+    )
     counts = Counter((row["class"], row["predicted"]) for row in table)
     counted = csv_rows(directory / "confusion.csv")
     assert {(r["actual"], r["predicted"]): int(r["shapes"]) for r in counted} == {
@@ -221,7 +223,7 @@ def test_what_a_file_says_counts_whatever_else_it_holds(
     run = resolved(spec)
     assert run.training is None
     monkeypatch.setattr("sparsepipe.tasks.evaluate.read_checkpoint", lambda path: content)
-    with pytest.raises(ConfigError, match="says what it was trained with, but holds values"):
+    with pytest.raises(ConfigError, match="values that cannot be read before your own modules"):
         Evaluate().run(run)
 
 
@@ -247,7 +249,7 @@ def test_what_nobody_knows_is_said(
     settings = [word for word in TRAINED if word.startswith(("data", "model", "seed", "hardware"))]
     found = evaluated(place / "weights.pt", *settings)
     assert found["test/loss"] == read_json(run / "result.json")["test/loss"]
-    assert "is unknown: model and data are configured" in caplog.text
+    assert "is unknown: model and data are as configured" in caplog.text
 
 
 def test_the_classifier_is_loaded_from_a_checkpoint_alone(run: Path) -> None:

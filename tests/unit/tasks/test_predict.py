@@ -124,7 +124,7 @@ def test_a_folder_has_a_row_for_each_file(
     assert (result["predicted_files"], result["unreadable_files"]) == (4, 3)
     assert (result["task_name"], result["evaluated_checkpoint"]) == ("predict", "last.ckpt")
     assert result.keys().isdisjoint({"input", "checkpoint"}), "paths are no settings"
-    assert "passed over files of other formats: 1 .mtl, 1 .png" in caplog.text
+    assert "skipped files of other formats: 1 .mtl, 1 .png" in caplog.text
     assert "3 files cannot be read:\n  new/broken.stl holds no shape" in caplog.text
     (answer,) = (text for text in caplog.messages if text.startswith("new/round.obj: "))
     assert answer.startswith(f"new/round.obj: {rows['new/round.obj']['class']} ")
@@ -216,8 +216,8 @@ def test_files_that_are_found(place: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "error", "message"),
     [
-        ("nowhere", ConfigError, "there is no file or folder nowhere"),
-        ("outputs/*/*/*.json", ConfigError, r"no file of a shape in .*, but \d+ .json"),
+        ("nowhere", ConfigError, "no file or folder matches nowhere"),
+        ("outputs/*/*/*.json", ConfigError, r"names no shape file, but \d+ .json"),
         ("new/b.png", DataError, "new/b.png has no suffix of a format that holds a shape"),
         ("null", ConfigError, "task=predict needs input"),
     ],

@@ -86,7 +86,7 @@ def test_a_probe_that_somebody_kills_is_no_answer(
     with killing() as killed, pytest.raises(SparsePipeError, match="ended with signal 9") as told:
         prober().probe(1)
     assert len(killed) == 1
-    assert "the same command goes on" in told.value.remedy
+    assert "the same command continues" in told.value.remedy
     assert not (workplace / "probes.json").exists(), "nobody is to find it there again"
 
 
