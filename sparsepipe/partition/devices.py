@@ -14,7 +14,7 @@ Counts = tuple[int, ...]
 """Number of devices of each kind."""
 
 SEVERAL = -1
-"""Stands for the number of the host if the devices of a stage are on several hosts."""
+"""In place of a host's number, if the devices of a stage are on several hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +153,8 @@ def _speed(link: Link | None, of: str, inventory: Inventory) -> float:
         )
     if not 0 < link.bytes_per_s < inf:
         raise HardwareError(
-            f"the link of {of} is {link.bytes_per_s} bytes a second",
-            remedy="give the bandwidth as a number above 0, as task=bandwidth measures it",
+            f"the bandwidth of the link of {of} is {link.bytes_per_s} bytes/s",
+            remedy="give a finite number above 0, such as task=bandwidth measures",
         )
     return float(link.bytes_per_s)
 

@@ -29,7 +29,7 @@ class StageRow:
     """Costs of one stage; times are seconds for each minibatch.
 
     Attributes:
-        devices: such as ``4 x RTX 2080 Ti``.
+        devices: its devices as text, such as ``4 x RTX 2080 Ti``.
         compute_s: forward, backward, update, loading and recomputation on its slowest device,
             shared by its replicas.
         sync_s: all-reduce between the replicas.

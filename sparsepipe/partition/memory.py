@@ -42,7 +42,7 @@ class MemoryModel:
     gradients.
 
     Args:
-        stash: whether one version is kept for each minibatch in flight (weight stashing).
+        stash: whether each minibatch in flight keeps a version of the weights (weight stashing).
         predicted: whether these are predictions in addition to the newest weights (SpecTrain).
         optimizer: bytes of optimizer state for each byte of parameters: 1 for SGD with momentum,
             2 for Adam, 0 for plain SGD.
@@ -61,8 +61,8 @@ class MemoryModel:
         for name in ("optimizer", "gradients", "reserved_bytes"):
             if not 0 <= (value := getattr(self, name)) < float("inf"):
                 raise ConfigError(
-                    f"{name.removesuffix('_bytes')} bytes of the memory are {value}",
-                    remedy="give a finite number of at least 0",
+                    f"{name}={value} of the memory model is not a finite number of at least 0",
+                    remedy="give 0 or a positive number",
                 )
 
     def in_flight(self, replicas: int, left: int) -> int:

@@ -36,7 +36,7 @@ class Problem:
         spans: costs of the layers on each kind of device.
         model: costs of stages and transfers.
         memory: bytes that stages keep; None: memory is not limited.
-        profiles: profiles of the kinds, if the spans are made of them.
+        profiles: profiles of the kinds, if the spans are made from them.
         synchronous: microbatches and recomputation of a synchronous pipeline, for chains of layers
             with profiles; None: memory counts as in an asynchronous pipeline.
     """
@@ -52,7 +52,7 @@ class Problem:
     def numbers_of_readers(self) -> Sequence[int | None]:
         """Numbers of first-stage devices to search one by one, since memory depends on them.
 
-        They fall to the least with which all microbatches have samples. None: any number.
+        They decrease to the fewest that have samples for all microbatches. None: any number.
         """
         if self.synchronous is None:
             return [None]
@@ -64,7 +64,7 @@ class Problem:
 
     @property
     def distinct_stages(self) -> int:
-        """How many first stages must be distinguished, since the setting names some."""
+        """How many first stages must be distinguished, since ``recompute`` names some."""
         named = () if self.synchronous is None else self.synchronous.named_stages
         return max(named, default=-1) + 1
 
@@ -84,7 +84,7 @@ class Problem:
         For a branching graph, whose plans are not for training, ``synchronous`` is ignored.
 
         Raises:
-            ProfileError: a device has no profile, or they are of different models.
+            ProfileError: a device has no profile, or the profiles are of different models.
             HardwareError: a needed link has no bandwidth above 0.
         """
         names = list(dict.fromkeys(kind.name for kind in kinds_of(inventory)))

@@ -279,7 +279,7 @@ def recompute_stages(
             least = min(cost.peak_bytes([range(len(cost.layers))]), cost.peak_bytes(()))
             raise ConfigError(
                 f"recompute=auto: stage {number} does not fit its devices: besides weights they "
-                f"have {max(0.0, room) / MIB:,.1f} MiB for its activations, and with all or none "
+                f"have {max(0.0, room) / MIB:,.1f} MiB for its activations, but with all or none "
                 f"of its layers recomputed these take {least / MIB:,.1f} MiB",
                 remedy=f"use {MORE_ROOM}",
             )

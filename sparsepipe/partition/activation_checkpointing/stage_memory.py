@@ -115,7 +115,7 @@ class StageCost:
         return self.in_flight * self.kept_bytes(spans) + most
 
     def border_bytes(self, first: int, before: bool) -> float:
-        """Bytes of its input that a span from ``first`` on keeps.
+        """Bytes of its input that a span beginning with layer ``first`` keeps.
 
         ``before`` says whether the layer before is recomputed.
         """

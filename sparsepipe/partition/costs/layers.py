@@ -25,8 +25,8 @@ class Spans:
     """Sums over all layers before each place.
 
     Attributes:
-        compute_s_KI: seconds of forward and backward on each kind of device; if the profiles of all
-            kinds have them, also of the updates, and with the first layer of loading its input.
+        compute_s_KI: seconds of forward and backward on each kind of device; if all profiles have
+            them, also of updates and, in the first layer, of loading a batch.
         parameter_bytes_I: bytes of parameters.
         stored_bytes_I: bytes that a minibatch in flight keeps for its backward.
         begin_bytes_I: additional bytes if a stage begins at the place; not a sum.
@@ -85,7 +85,7 @@ def chain_spans(profiles: Sequence[Profile]) -> Spans:
     """
     if len({profile.num_layers for profile in profiles}) != 1:
         raise ProfileError(
-            f"the profiles have {sorted({p.num_layers for p in profiles})} layers",
+            f"profiles have different numbers of layers, {[p.num_layers for p in profiles]}",
             remedy="measure one model on all devices, with task=profile",
         )
     updates = all(profile.update_s is not None for profile in profiles)

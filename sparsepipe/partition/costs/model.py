@@ -7,7 +7,7 @@ Zhai et al., SparsePipe, Eq. 4, for layers i to j on the m devices S(m)::
 and Eq. 5 counts a / BW for the activation a that crosses a cut. The published optimizers divide
 the bytes of an all-reduce by its m devices, let a gradient cross each cut as well, and differ in
 how often they count a parameter and in whether receiving replicas share a transfer. None of them
-has a latency.
+counts latency.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CostModel:
     def stage_s(
         self, compute_s: float, parameter_bytes: float, *, replicas: int, bytes_per_s: float
     ) -> float:
-        """Q, the time between two minibatches of a stage."""
+        """Q, the seconds between two minibatches of a stage."""
         return compute_s / replicas + self.sync_s(
             parameter_bytes, replicas=replicas, bytes_per_s=bytes_per_s
         )

@@ -2,10 +2,10 @@
 
 ========== ====================================================================================
 ``dp``      one stage: data parallelism over all devices
-``mp``      PipeDream: all devices count as alike, with the profile of one that is named
-``variance`` Zhang and Sun: each device is a stage, and stages cost as nearly the same as can be;
-            all devices count as alike
-``straight`` each device is a stage, and the slowest is as fast as can be
+``mp``      PipeDream: all devices count as equal, with the profile of a named one
+``variance`` Zhang and Sun: each device is a stage, with the least variance of the stages' costs;
+            all devices count as equal
+``straight`` each device is a stage, and the slowest stage is as fast as possible
 ``hete_mp`` SparsePipe (Algorithms 1 and 2): stages take devices from a list sorted by kind
 ``exact``   any devices for each stage
 ``exhaustive`` the same by trying all plans
@@ -14,10 +14,10 @@
 All but ``exhaustive`` and ``variance`` are one search (:mod:`~.bisection`) over different lattices
 of devices. With one bandwidth between all devices ``exact`` is optimal over all contiguous splits
 and all subsets of devices; with a bandwidth for each link it is optimal if a stage's all-reduce
-runs at its slowest link, and a transfer between stages that are not on one and the same host at the
-link between hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among their plans. Times
-and memory include recomputed layers; where the memory chooses these layers, the choice may miss a
-few percent of a stage's time.
+runs at the speed of its slowest link, and a transfer between stages that are not on one host at
+that of the link between hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among their
+plans. Times and memory include recomputed layers; where the memory chooses these layers, the choice
+may miss a few percent of a stage's time.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def variance(problem: Problem, *, device: str) -> Solution:
     if problem.synchronous is None:
         room = kind.memory_bytes
         ends = least_variance(spans, stages=number, memory=alike.memory, room=room)
-    elif problem.synchronous.microbatches.least_readers == 1:  # else one reads too few samples
+    elif problem.synchronous.microbatches.least_readers == 1:  # else a device reads too few samples
         ends = least_variance(spans, stages=number)
     if ends is None and least_variance(spans, stages=number) is None:
         raise _too_few_layers(spans, number, "variance")
@@ -101,7 +101,7 @@ def variance(problem: Problem, *, device: str) -> Solution:
 def straight(problem: Problem) -> Solution:
     """The best plan with a stage for each device, in the inventory's order.
 
-    PipeDream's optimizer calls it so, as its option ``straight_pipeline``.
+    It is the option ``straight_pipeline`` of PipeDream's optimizer.
     """
     kinds = range(len(problem.pool.kinds))
     each = [kind for kind in kinds for _ in range(problem.pool.counts[kind])]
@@ -177,9 +177,9 @@ SEARCHES: Mapping[str, Search] = MappingProxyType(
 def search_by_name(name: str) -> Search:
     """Returns a search of :data:`SEARCHES`, or that of another package by its dotted path.
 
-    Theirs is called with the problem alone, and gives a :class:`Solution`, or stages as
-    :class:`~sparsepipe.partition.devices.Choice`, the first one first. They have to use each
-    device once and to fit the memory.
+    The latter is called with the problem alone and returns a :class:`Solution`, or its stages in
+    order as :class:`~sparsepipe.partition.devices.Choice`, which must use each device once and fit
+    the memory.
 
     Raises:
         ConfigError: the search is unknown.
@@ -203,8 +203,8 @@ def search_by_name(name: str) -> Search:
         ):
             raise PlanError(
                 f"the result of {name} is not a plan: {list(stages)}",
-                remedy=f"let stages follow one another from layer 0 to before layer {num_layers}, "
-                f"and use each of the devices {problem.pool.counts} once",
+                remedy="return stages that follow one another from layer 0 to "
+                f"{num_layers - 1} and use each of the devices {problem.pool.counts} once",
             )
         spans = check_memory(stages, problem)
         return replace(solution, spans=solution.spans if spans is None else spans)
@@ -213,7 +213,7 @@ def search_by_name(name: str) -> Search:
 
 
 def best_cuts(problem: Problem, groups: Sequence[Counts]) -> Solution:
-    """The best plan whose stages have given devices, as a row of Table III gives them."""
+    """The best plan for given numbers of devices in each stage, such as a row of Table III."""
     used = [tuple(map(sum, zip(*groups[:n], strict=True))) for n in range(1, len(groups) + 1)]
     if used[-1] != problem.pool.counts or len(groups) > problem.spans.num_layers:
         raise PlanError(
@@ -268,8 +268,8 @@ def kind_order(order: str | Sequence[str], pool: DevicePool, spans: Spans) -> li
                 return found
         known = ", ".join(dict.fromkeys(kind.name for kind in kinds))
         raise ConfigError(
-            f"the order {list(order)} does not name each kind of device once: known are {known}",
-            remedy="list each of them, or HOST/NAME where several hosts have the same device",
+            f"the order {list(order)} does not name each kind of device once",
+            remedy=f"list each of {known}, or HOST/NAME where several hosts have the same device",
         )
     of_name: Counter[str] = Counter()
     for kind in kinds:
@@ -289,17 +289,17 @@ def kind_order(order: str | Sequence[str], pool: DevicePool, spans: Spans) -> li
     if order == "by_tflops" and unknown:
         raise ConfigError(
             f"the inventory does not give the TFLOP/s of {', '.join(unknown)}",
-            remedy="write tflops into the hardware inventory, or use by_speed",
+            remedy="add tflops to these devices in the inventory, or use by_speed",
         )
     return sorted(range(len(kinds)), key=keys[order])
 
 
 MOST_WINDOWS = 100_000_000
 """Most pairs of a stage and a place of the model for ``exact``, or of a stage and two states of a
-graph (or layers, where some are recomputed) for any search: about a minute and 1 GB."""
+graph (or layers, if some are recomputed) for any search: about a minute and 1 GB."""
 
 MOST_WALKS = 20_000_000
-"""Sets of kinds times layers cubed where memory chooses what is recomputed: about a minute."""
+"""Most sets of kinds times layers cubed if memory chooses what is recomputed: about a minute."""
 
 
 def check_subsets(problem: Problem) -> None:
@@ -334,6 +334,6 @@ def check_states(problem: Problem, stages: int) -> None:
             f"{states:,} states or layers have too many pairs of a stage's begin and end for "
             f"{problem.pool.num_devices} devices: {stages:,} stages to look at for each pair",
             remedy="use task.search=hete_mp, partition over fewer devices or with the layers of a "
-            "block as one, or search without parallel.strategy.recompute and train with it by "
-            "that plan (parallel.plan.file)",
+            "block as one, or search without parallel.strategy.recompute and then train with it "
+            "and the plan that was found (parallel.plan.file)",
         )

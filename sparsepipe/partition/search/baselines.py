@@ -1,19 +1,19 @@
-"""Two partitioners of others: PipeDream's for several levels of machines, and Zhang and Sun's.
+"""Two published partitioners: PipeDream's for several levels of machines, and Zhang and Sun's.
 
-PipeDream's optimizer for machines of several levels (Narayanan et al., section 3.1) takes hosts of
-equally many devices that are all equal. Its first level finds the best pipeline of every span of
-layers on the devices of one host, with the bandwidth inside; its second takes a host for a device,
-whose time for a span is that of the first level's pipeline, with the bandwidth between hosts. A
-stage of the second level on h hosts has each of its first level's stages h times.
+PipeDream's optimizer for machines of several levels (Narayanan et al., section 3.1) assumes hosts
+with the same number of equal devices. Its first level finds the best pipeline of every span of
+layers on the devices of one host, with the bandwidth inside it; its second treats a host as a
+device that needs the time of the first level's pipeline for a span, with the bandwidth between
+hosts. A stage of the second level on h hosts repeats each of its first-level stages on all of them.
 
-Zhang and Sun, "A Parallel Pipeline Design for Training Deep Neural Networks", cut the layers such
-that the variance of what stages cost is least. Each of K equal devices is a stage. The mean is
-what all layers cost over K, whatever the cuts are, so that the sum of squared deviations from it
-is one of single stages, and a dynamic program over (stages left, place) finds the least. The cost
-of a stage is that of its layers: transfers do not count.
+Zhang and Sun, "A Parallel Pipeline Design for Training Deep Neural Networks", cut the layers so
+that the variance of the stages' costs is least. Each of K equal devices is a stage. Whatever the
+cuts are, the mean is the cost of all layers divided by K, so that the squared deviations add up
+stage by stage, and a dynamic program over (stages left, place) finds the least sum. The cost of a
+stage is that of its layers: transfers do not count.
 
-Both are for asynchronous pipelines: what a synchronous one recomputes, and the memory of its
-microbatches, do not influence their choice; plans that do not fit are refused.
+Both are for asynchronous pipelines: recomputation and the memory of microbatches do not influence
+their choice, but plans that do not fit are refused.
 
 Shape suffixes: S stages; I = L + 1 places a model can be cut at; [i, j] is the span from i to
 before j.
@@ -36,12 +36,12 @@ from sparsepipe.partition.search.checkpointed_stages import check_memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Split:
-    """How the best pipelines on a number of machines end.
+    """The last stages of the best pipelines on a number of machines.
 
     Attributes:
-        time_s_II: time of the best pipeline of each span; infinite where none exists.
-        cut_II: where its last stage begins.
-        machines_II: machines of its last stage.
+        time_s_II: bottleneck of the best pipeline of each span; infinite where none exists.
+        cut_II: the place at which its last stage begins.
+        machines_II: number of machines of its last stage.
     """
 
     time_s_II: Floats
@@ -50,9 +50,9 @@ class _Split:
 
 
 def mp_by_levels(problem: Problem, *, device: str) -> Solution:
-    """PipeDream's plan for hosts of equally many devices that all count as the named one.
+    """PipeDream's plan for hosts with the same number of devices, which count as the named one.
 
-    Of plans that cost the same the one whose last stages have most machines is taken.
+    Among plans with equal costs, it is the one whose last stages have the most machines.
     """
     pool, alike, layers = problem.pool, as_uniform(problem, device), problem.spans.num_layers
     numbers = dict.fromkeys(pool.inside, 0)
@@ -62,12 +62,12 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
     if {*numbers.values()} != {each}:
         raise PlanError(
             f"the hosts have different numbers of devices: {numbers}",
-            remedy="partition them flat (task.levels=false), or with hete_mp or exact",
+            remedy="set task.levels=false, or use hete_mp or exact",
         )
     if layers**3 * (each * (each - 1) + hosts * (hosts - 1)) // 2 > MOST_STEPS:
         raise PlanError(
             f"{layers:,} layers on {hosts} hosts of {each} devices are too many for mp by levels",
-            remedy="partition them flat (task.levels=false), or with hete_mp",
+            remedy="set task.levels=false, or use hete_mp",
         )
     compute_s_I = alike.spans.compute_s_KI[0]
     compute_s_II = compute_s_I[None, :] - compute_s_I[:, None]
@@ -100,7 +100,7 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
 def _level(
     problem: Problem, time_s_II: Floats, *, machines: int, bytes_per_s: float
 ) -> dict[int, _Split]:
-    """The best pipelines of all spans on 1, 2, ... machines that take a time for each span."""
+    """The best pipelines of all spans on 1, 2, ... machines, each of which needs ``time_s_II``."""
     spans, model = problem.spans, problem.model
     parameters_I = spans.parameter_bytes_I
     bytes_II = parameters_I[None, :] - parameters_I[:, None]
@@ -150,20 +150,20 @@ def _best_stages(
 def least_variance(
     spans: Spans, *, stages: int, memory: MemoryModel | None = None, room: float | None = None
 ) -> list[int] | None:
-    """The places at which stages end, of the cuts with the least variance.
+    """The places at which stages end, for the cuts with the least variance.
 
-    Variances count as equal where stages differ by a billionth of their mean; of equal cuts those
+    Variances count as equal if stages differ by a billionth of their mean; among equal cuts, those
     are taken whose first stage ends first, then the second, and so on.
 
     Args:
         spans: costs on one kind of device.
-        stages: K.
-        memory: what stages keep; None: memory is no limit.
+        stages: K, the number of stages.
+        memory: bytes that stages keep; None: memory is not limited.
         room: bytes of each device; None: unknown.
 
     Returns:
-        K places, the last of which is behind the last layer; None where no cuts fit the memory,
-        or there are fewer layers than stages.
+        K places, the last of which is after the last layer; None if no cuts fit the memory, or the
+        model has fewer layers than stages.
     """
     compute_I = spans.compute_s_KI[0]
     mean_s = float(compute_I[-1]) / stages
@@ -191,7 +191,7 @@ def least_variance(
         return None
     limit = least * (1 + EQUAL) + stages * (EQUAL * mean_s) ** 2
     place, spent, ends = 0, 0.0, []
-    for stage, cost_II in enumerate(costs):  # each end the first with which the total keeps to it
+    for stage, cost_II in enumerate(costs):  # the first end with which the total keeps the limit
         within_I = spent + cost_II[place] + rest_SI[stage + 1] <= limit
         end = int(within_I.argmax())
         assert within_I[end], "some plan is the best one"
@@ -202,5 +202,5 @@ def least_variance(
 
 
 MOST_STEPS = 3_000_000_000
-"""Spans, times cuts, times ways to share machines out, that ``mp`` by levels looks at: about a
-minute on one core."""
+"""Most spans times cuts times divisions of machines that ``mp`` by levels tries: about a minute on
+one core."""

@@ -52,8 +52,8 @@ class LayerTables:
         )
 
     def _sums(self, kinds: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
-        """Bytes by places for a batch: those for backwards (as ``Spans.stored_between``), and those
-        of the parameters of the layers before.
+        """Bytes by place for a batch: two arrays for backwards (as ``Spans.stored_between``), and
+        one for the parameters of the layers before.
         """
         layers = self.chain(kinds).layers
         saved_I = np.cumsum([0.0, *(layer.saved_bytes for layer in layers)])
@@ -64,8 +64,9 @@ class LayerTables:
         return saved_I - begin_I, saved_I + end_I, weights_I
 
     def _named(self, kinds: tuple[int, ...], whole: bool) -> tuple[Floats, Floats, Floats]:
-        """Bytes that stages keep, most bytes inside a span, and seconds, where the layers that the
-        setting names are recomputed; infinite seconds where a named stage has a named layer.
+        """Bytes that stages keep, most bytes inside a span, and seconds, if the layers that the
+        setting names are recomputed, or ``whole`` stages; infinite seconds for a ``whole`` stage
+        with a named layer.
         """
         chain, places = self.chain(kinds), self.problem.spans.num_layers + 1
         spans = self.synchronous.spans(places - 1)
@@ -73,7 +74,7 @@ class LayerTables:
         kept_II, inside_II, seconds_II = (np.zeros((places, places)) for _ in range(3))
         for first in range(places - 1):
             kept = inside = most_inside = time_s = 0.0
-            before = True  # whether the layer before is recomputed; the first one's is not here
+            before = True  # whether the layer before is recomputed or in another stage
             for number, layer in enumerate(chain.layers[first:], first):
                 again = whole or number in named
                 if again and (number == first or (number in starts and not whole)):
@@ -94,13 +95,14 @@ class LayerTables:
 
 @dataclass(frozen=True, slots=True)
 class StageClass:
-    """Stages that, for what they recompute, differ only in where they begin and end.
+    """A class of stages whose recomputation differs only by where they begin and end.
 
     Attributes:
-        in_flight: microbatches in flight, smaller ones than the largest counted less.
-        share: size of the largest microbatch over that of the profiles' batch.
-        replicas: devices of each stage; 2 stands for any number above 1.
-        whole: whether the setting names these stages.
+        kinds: numbers of the kinds of their devices.
+        in_flight: most microbatches in flight on a device, as multiples of the largest one.
+        share: size of the largest microbatch relative to the profiles' batch.
+        replicas: number of devices of each stage; 2 stands for any number above 1.
+        whole: whether the setting recomputes each of these stages as one span.
     """
 
     kinds: tuple[int, ...]
@@ -132,7 +134,7 @@ class RecomputationCosts:
     ) -> StageClass:
         """The class of a stage whose devices each have ``at_once`` microbatches.
 
-        ``stage`` is its number, or any for which ``SynchronousStages.is_whole`` is the same.
+        ``stage`` is its number, or another with the same ``SynchronousStages.is_whole``.
         """
         readers = 1 if self._memory is None else readers
         return StageClass(
@@ -157,7 +159,7 @@ class RecomputationCosts:
     def seconds_s(self, plan: Sequence[Choice]) -> list[float]:
         """Extra seconds of each stage of a plan, shared by its replicas.
 
-        All are infinite where a stage does not fit or has more devices than there are microbatches
+        Infinite for a stage that does not fit; for all, if one has more devices than microbatches
         (the strategy refuses it), or the plan lacks a stage that the setting names.
         """
         most = max(sum(stage.counts) for stage in plan)
@@ -169,7 +171,7 @@ class RecomputationCosts:
         ]
 
     def seconds_II(self, own: StageClass) -> Floats:
-        """Extra seconds of each stage for a batch; infinite where it does not fit."""
+        """Extra seconds of each stage for a batch; infinite for those that do not fit."""
         if own not in self._seconds:
             room_II = self._room_II(own) / own.share
             if self._what.setting == "auto":
@@ -182,7 +184,7 @@ class RecomputationCosts:
         return self._seconds[own]
 
     def spans(self, plan: Sequence[Choice]) -> StageSpans | None:
-        """The cheapest layers of each stage; None where the memory does not choose them."""
+        """The cheapest spans of each stage to recompute; None unless the memory chooses them."""
         if self._what.setting != "auto":
             return None
         found = []
@@ -201,7 +203,7 @@ class RecomputationCosts:
         return min((limit for limit in limits if limit is not None), default=float("inf"))
 
     def _room_II(self, own: StageClass) -> Floats:
-        """Bytes that a device of each stage has for what backwards need."""
+        """Bytes that each stage's device has for what backwards need."""
         weights_I = self.tables.sums(own.kinds)[2]
         weights_II = weights_I[None, :] - weights_I[:, None]
         if self._memory is None:
@@ -214,8 +216,8 @@ class RecomputationCosts:
 def recomputation_of(
     plan: Sequence[Choice], problem: Problem, spans: StageSpans | None = None
 ) -> RecomputedLayers:
-    """Seconds and bytes of the layers that the setting names, or of the cheapest ones that fit,
-    unless a search has chosen ``spans``.
+    """Seconds and bytes of recomputing ``spans``; None: those that the setting names, or the
+    cheapest with which stages fit.
     """
     assert problem.synchronous is not None
     runs = RecomputationCosts(problem)
@@ -241,11 +243,11 @@ def recomputation_of(
     return recompute_stages(stages, problem.memory, spans)
 
 
-_LOOKING = "a search that looks at the memory of each device: hete_mp or exact"
+_LOOKING = "a search that considers the memory of each device: hete_mp or exact"
 
 
 def no_fit_error(problem: Problem) -> PlanError:
-    """An error for a problem that no plan solves, with everything that a plan must satisfy."""
+    """An error for a problem without a solution, with everything that a plan must satisfy."""
     if problem.synchronous is None:
         return PlanError(
             "no plan fits the memory of the devices",
@@ -253,12 +255,12 @@ def no_fit_error(problem: Problem) -> PlanError:
             "optimizer with less state",
         )
     cut, named = problem.synchronous.microbatches, problem.distinct_stages
-    needs = "no plan fits the memory of the devices with a microbatch for each device"
-    needs += f" ({cut.count})"
+    needs = "no plan fits the memory of the devices and has no more devices in a stage than "
+    needs += f"microbatches ({cut.count})"
     if cut.least_readers > 1:
-        needs += f" and samples for each microbatch ({cut.least_readers} devices that read)"
+        needs += f", samples for each microbatch (at least {cut.least_readers} devices that read)"
     if named:
-        needs += f" and the stages 0 to {named - 1} that recompute names"
+        needs += f", and the stages 0 to {named - 1} that recompute names"
     return PlanError(
         needs, remedy=f"use {MORE_ROOM}; fewer microbatches; or parallel.strategy.recompute=auto"
     )
@@ -268,7 +270,7 @@ def check_memory(plan: Sequence[Choice], problem: Problem) -> StageSpans | None:
     """Refuses a plan that does not fit the devices.
 
     Returns:
-        Layers to recompute with which it fits, where memory chooses them; else None.
+        The spans to recompute with which it fits, if the memory chooses them; else None.
     """
     if problem.memory is None:
         return None
@@ -286,8 +288,8 @@ def check_memory(plan: Sequence[Choice], problem: Problem) -> StageSpans | None:
     for number, (own, room) in enumerate(each):
         if room is not None and own > room_bytes(room):
             raise PlanError(
-                f"stage {number} keeps {own / MIB:,.0f} MiB on each device, and its smallest "
-                f"holds {room / MIB:,.0f} MiB",
+                f"stage {number} keeps {own / MIB:,.0f} MiB on each device, but its smallest "
+                f"device has {room / MIB:,.0f} MiB",
                 remedy=f"use a smaller data.batch_size, or {_LOOKING}",
             )
     return None

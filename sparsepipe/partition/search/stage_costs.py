@@ -198,7 +198,7 @@ class SynchronousCosts(Costs):
             batches = own.in_flight * own.share
             room = room_bytes(limit) - memory.reserved_bytes
             other._kept.append((each_I + batches * before_I, each_I + batches * after_I, room))
-        other._kept.append((zeros_I, zeros_I, -np.inf))  # of stages that are left out
+        other._kept.append((zeros_I, zeros_I, -np.inf))  # for stages that are left out
         other.num_rooms = len(other._kept)
         numbers_E[numbers_E < 0] = len(classes)
         other.rooms_E = np.split(numbers_E, self._ends)
