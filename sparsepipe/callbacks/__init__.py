@@ -1,4 +1,4 @@
-"""Lightning callbacks: checkpoints, stops, the metrics file, times of steps, traces, progress."""
+"""Lightning callbacks: checkpoints, stops, the metrics file, step times, traces and progress."""
 
 from sparsepipe.callbacks.checkpoint import KeepPlan, RunCheckpoint
 from sparsepipe.callbacks.metrics import EpochSums, MetricsCsv

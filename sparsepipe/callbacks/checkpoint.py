@@ -1,4 +1,4 @@
-"""Checkpoints and the plan of a run, from which it resumes as if it had not been stopped."""
+"""Writes a run's plan, and checkpoints from which it resumes as if it had never stopped."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ log = logging.getLogger(__name__)
 
 
 class RunCheckpoint(Checkpoint):
-    """Writes ``last.ckpt`` after every epoch and on request, ``best.ckpt`` by a metric.
+    """Writes ``last.ckpt`` after every epoch and on request, ``best.ckpt`` when a metric improves.
 
     Files appear whole or not at all. Every rank takes part; rank 0 writes.
 
     Args:
-        directory: the run's.
-        monitor: metric that says which is best; None: ``val/accuracy`` where it is logged.
-        mode: ``max`` or ``min``.
-        resume: where this run goes on, if it does.
-        record: plain values that say what is trained; every checkpoint has them.
-        loaders: of the training.
+        directory: the run's directory.
+        monitor: name of the metric; None: ``val/accuracy``, if it is logged.
+        mode: ``max`` or ``min``: whether the highest or the lowest value is best.
+        resume: place where this run resumes; None: it starts anew.
+        record: plain values that describe what is trained, stored in every checkpoint.
+        loaders: callback that holds the training's loaders.
 
     Attributes:
-        monitor: the metric that says which is best.
-        best: the best value of it so far.
+        monitor: name of the metric.
+        best: its best value so far; None before the first.
     """
 
     state_key = STATE_KEY
@@ -74,7 +74,7 @@ class RunCheckpoint(Checkpoint):
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Lightning does not keep what a validation within the epoch has measured.
+        # Lightning does not restore the metrics of a validation within the epoch.
         if self._resume is not None:
             trainer.callback_metrics.update(self._resume.metrics)
         self._resume = None
@@ -88,16 +88,16 @@ class RunCheckpoint(Checkpoint):
         value = trainer.callback_metrics.get(self.monitor)
         every = trainer.check_val_every_n_epoch
         due = every is None or (trainer.current_epoch + 1) % every == 0
-        # A validation that was due may have found nothing to do, as it always will.
+        # A validation without batches counts too: it will never log anything.
         was_validated = self._validated or (due and not any(trainer.num_val_batches))
         if value is None and self._is_monitor_given and was_validated:
             logged = [name for name in trainer.callback_metrics if not name.endswith("_step")]
             names = sorted({name.removesuffix("_epoch") for name in logged})
             raise ConfigError(
                 f"task.monitor={self.monitor} is not logged; logged: {', '.join(names) or 'none'}",
-                remedy="name one of these, or leave task.monitor=null",
+                remedy="name one of the logged metrics, or set task.monitor=null",
             )
-        # Decided by rank 0 alone: ranks must agree, and metrics may differ in the last bit.
+        # Rank 0 decides: ranks must agree, but their metrics may differ in the last bit.
         better = value is not None and (
             self.best is None or self._sign * float(value) > self._sign * self.best
         )
@@ -110,23 +110,23 @@ class RunCheckpoint(Checkpoint):
         self.save(trainer, epoch=trainer.current_epoch + 1, batches=0, best=improved)
 
     def save(self, trainer: pl.Trainer, *, epoch: int, batches: int, best: bool = False) -> None:
-        """Writes ``last.ckpt``, and ``best.ckpt`` if it is ``best``; all ranks call it.
+        """Writes ``last.ckpt``, and ``best.ckpt`` too if ``best``; every rank must call it.
 
-        The run goes on with ``epoch`` after ``batches``, as :class:`Resume` counts them. Where a
-        loader could not go on within the epoch, the checkpoint of its start stays.
+        The run will resume in ``epoch`` after ``batches``, as :class:`Resume` counts them. If a
+        loader cannot resume within the epoch, the checkpoint of the epoch's start stays.
         """
         found = process_group.gather_objects(self._loaders.obstacle) if batches else []
         if obstacle := next(filter(None, found), None):
             if trainer.is_global_zero:
                 log.warning(
-                    "the next start repeats epoch %d from its beginning, since %s; a DataLoader of "
-                    "a data set with indices, or a loader with state_dict and load_state_dict, "
-                    "goes on",
+                    "the run will repeat epoch %d from its beginning, since %s; to resume within "
+                    "an epoch, use a DataLoader of a map-style data set, or a loader with "
+                    "state_dict and load_state_dict",
                     epoch + 1,
                     obstacle,
                 )
             return
-        # Within an epoch Lightning counts the last batch when it goes on.
+        # Within an epoch Lightning has not counted the last batch yet.
         steps = optimizer_steps(trainer) + bool(batches)
         self._position = (epoch, batches, steps)
         loaders = self._loaders.loaders if batches else []
@@ -143,12 +143,12 @@ class RunCheckpoint(Checkpoint):
             if trainer.is_global_zero:
                 with partial.open("rb+") as stream:
                     os.fsync(stream.fileno())
-                if best:  # first: a run that is killed in between repeats the epoch
+                if best:  # first: a run killed in between repeats the epoch
                     second = self._directory.best.with_name(f".{self._directory.best.name}.tmp")
                     second.unlink(missing_ok=True)
-                    try:  # a second name: checkpoints are replaced, never written into
+                    try:  # a hard link: checkpoints are replaced, never modified
                         os.link(partial, second)
-                    except OSError:  # a file system without links
+                    except OSError:  # a file system without hard links
                         shutil.copyfile(partial, second)
                     second.replace(self._directory.best)
                 partial.replace(last)
@@ -178,19 +178,19 @@ class RunCheckpoint(Checkpoint):
 
 
 _LOGGED = ("strategy", "bottleneck_s", "bottleneck", "dp_s", "stage_times_s", "transfer_times_s")
-"""Entries of a plan file that loggers get."""
+"""Entries of a plan file that loggers get as hyperparameters, if it has them."""
 
 
 class KeepPlan(pl.Callback):
-    """Writes the plan into the run's directory as training begins, as a plan file.
+    """Writes the plan file into the run's directory when a pipeline begins to train.
 
-    A plan file lists the spans of layers that are recomputed as ``recomputed``, if there are some.
-    Loggers get the plan as hyperparameters, with the times that its search expected, if it had one.
+    Its entry ``recomputed`` lists recomputed spans of layers, if any. Loggers get the plan as
+    hyperparameters, with the times that the plan's search expected, if there was a search.
 
     Args:
-        directory: the run's.
-        devices: names of the ranks' devices.
-        details: further entries of the plan file that gave the plan, if one did.
+        directory: the run's directory.
+        devices: name of each rank's device, in the order of ranks.
+        details: further entries for the plan file, such as times expected by a search.
     """
 
     def __init__(

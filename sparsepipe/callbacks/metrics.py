@@ -1,4 +1,4 @@
-"""Metrics of a training: the file of them, sums over an epoch, the learning rate."""
+"""Writes a training's metrics and learning rate to a file, and keeps sums over its epochs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from sparsepipe.strategies.trainer_internals import (
 
 
 class MetricsCsv(pl.Callback):
-    """Writes every epoch's metrics, and the learning rate, as one row.
+    """Writes the metrics and learning rate of each epoch as one row of a CSV file.
 
-    A row is on the disk before the checkpoint of its epoch is; when a run resumes, rows
-    of epochs that its checkpoint does not include are dropped, since they come again. Loggers get
-    the rate as well: Lightning's own monitor logs it at an epoch's start, which a run that goes on
-    within an epoch does not come by.
+    A row is on disk before the checkpoint of its epoch. When a run resumes, rows of epochs that
+    the checkpoint does not include are dropped, since these epochs run again. Loggers get the
+    learning rate too: Lightning's own monitor logs it at an epoch's start, which a run that
+    resumes within an epoch does not pass.
 
     Args:
-        path: the file.
+        path: the CSV file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,7 +63,7 @@ class MetricsCsv(pl.Callback):
         if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
             return
         row: dict[str, Any] = {"epoch": trainer.current_epoch, "step": trainer.global_step}
-        # Lightning goes on showing the values of an earlier epoch's validation.
+        # Lightning still holds the values of an earlier epoch's validation.
         fresh, self._validated = self._validated, False
         row.update({k: v for k, v in values.items() if fresh or not k.startswith("val/")})
         if trainer.optimizers:
@@ -76,9 +76,9 @@ class MetricsCsv(pl.Callback):
 
 
 def epoch_metrics(trainer: pl.Trainer) -> dict[str, float]:
-    """The epoch's metrics as numbers; collective, since metrics synchronise."""
+    """Returns the epoch's metrics by name; collective, since metrics synchronise."""
     values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    # Lightning keeps the last step's value beside the epoch's under such names.
+    # Besides ``name_epoch`` Lightning keeps the last step's value, as ``name`` and ``name_step``.
     return {
         name.removesuffix("_epoch"): value
         for name, value in values.items()
@@ -87,7 +87,7 @@ def epoch_metrics(trainer: pl.Trainer) -> dict[str, float]:
 
 
 def mean_over_ranks(values: Mapping[str, float | Tensor]) -> dict[str, float]:
-    """Means of each rank's numbers; those that are synchronised already stay as they are."""
+    """Averages over ranks each value that all of them have; collective."""
     everyone = process_group.gather_objects({name: float(value) for name, value in values.items()})
     return {
         name: sum(rank[name] for rank in everyone) / len(everyone)
@@ -102,16 +102,16 @@ _KEY = "epoch_sums"
 _HOOK = "training_step"
 
 Sums = dict[str, State]
-"""States by Lightning's name of a logged value."""
+"""State of each logged value, by Lightning's key for it."""
 
 
 class EpochSums(pl.Callback):
-    """Lets ``train/loss``, ``train/accuracy`` and the like be those of the whole epoch.
+    """Makes ``train/loss``, ``train/accuracy`` and the like cover the whole epoch.
 
-    Lightning begins them anew when a run goes on within an epoch. A stop's checkpoint has each
-    rank's sums of what ``training_step`` logs for an epoch, numbers and torchmetrics; the epoch's
-    end adds those of the batches after the stop. So this comes before all callbacks that read
-    metrics. A metric without a rule for merging lacks the batches before the stop, with a warning.
+    Lightning resets them when a run resumes within an epoch. A stop's checkpoint has each rank's
+    sums of the numbers and torchmetrics that ``training_step`` logs per epoch; the epoch's end adds
+    those of the batches after the stop. So this callback must precede all those that read metrics.
+    A metric without a rule for merging lacks the batches before the stop, with a warning.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class EpochSums(pl.Callback):
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Not called where an earlier process has begun the epoch.
+        # Not called if an earlier process began the epoch.
         self._before, self._ended = {}, False
 
     @override
@@ -149,9 +149,9 @@ class EpochSums(pl.Callback):
         self._before, self._ended = {}, True
 
     def _of_epoch(self, trainer: pl.Trainer) -> Iterator[tuple[str, LoggedValue, Any, State]]:
-        """Values that steps log for an epoch, each with what has its sums (Lightning's own for a
-        number, or the module's metric) and the state of the whole epoch. A metric with two names
-        comes once.
+        """Yields, for each value that training steps log per epoch: its key, Lightning's entry, the
+        object with its sums (this entry for a number, else the module's metric), and the state of
+        the whole epoch. A metric that is logged under two names comes once.
         """
         seen: set[int] = set()
         for key, item in training_values(trainer).items():

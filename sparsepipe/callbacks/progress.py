@@ -1,4 +1,4 @@
-"""Progress of a training: shapes a second, a bar on a terminal, log lines elsewhere."""
+"""Shows training progress: shapes per second, a bar on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 
 class Throughput(pl.Callback):
-    """Logs ``time/epoch_s`` and ``train/shapes_per_s``, summed over the ranks.
+    """Logs ``time/epoch_s``, seconds of the epoch, and ``train/shapes_per_s``, over all ranks.
 
-    An epoch's time is that of its training steps, before a stop and after it, on the rank that
-    takes longest; the validation and the checkpoint at its end are not in it.
+    An epoch's time is that of its training steps on the slowest rank, before and after a stop; the
+    validation and the checkpoint at its end do not count.
 
     Attributes:
-        shapes_per_s: running rate of all ranks, for the progress bar.
+        shapes_per_s: moving average of the rate of all ranks, for the progress bar.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Throughput(pl.Callback):
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # An epoch that was begun by an earlier process is not announced again.
+        # Lightning does not announce again an epoch that an earlier process began.
         self._started_s = self._last_s = time.perf_counter()
         self._shapes = 0
 
@@ -78,8 +78,8 @@ class Throughput(pl.Callback):
         pl_module.log("train/shapes_per_s", shapes / max(epoch_s, 1e-9))
 
     def _of_epoch(self) -> tuple[float, int]:
-        """Seconds and shapes of the epoch so far; collective."""
-        # Up to the last batch's end, since validation has come in between.
+        """Returns the epoch's seconds and number of shapes so far, over all ranks; collective."""
+        # Until the end of the last batch: a validation may have followed it.
         parts = process_group.gather_objects((self._last_s - self._started_s, self._shapes))
         before_s, shapes_before = self._before
         longest_s = max(seconds_s for seconds_s, _ in parts)
@@ -88,7 +88,7 @@ class Throughput(pl.Callback):
 
 
 def batch_size_of(batch: Any) -> int:
-    """Number of shapes in a batch, of all domains: the length of labels, or of the first tensor."""
+    """Counts the shapes in a batch, over all domains, by its labels or else its first tensor."""
     if isinstance(batch, Tensor):
         return len(batch)
     if isinstance(batch, Mapping):
@@ -103,10 +103,10 @@ def batch_size_of(batch: Any) -> int:
 
 
 class ShapesProgressBar(RichProgressBar):
-    """Lightning's Rich bar with loss, accuracy and shapes per second.
+    """Lightning's Rich progress bar, with shapes per second besides the logged metrics.
 
     Args:
-        throughput: knows the rate.
+        throughput: callback that measures shapes per second.
     """
 
     def __init__(self, throughput: Throughput) -> None:
@@ -130,14 +130,14 @@ class ShapesProgressBar(RichProgressBar):
 class EpochLines(pl.Callback):
     """Logs one line at each epoch's end, for output that is not a terminal.
 
-    Within epochs that take long, further ones say how far they are.
+    During long epochs, further lines tell how many batches are done.
 
     Args:
-        silence: that they break.
+        silence: decides when such a line is due.
     """
 
     def __init__(self, *, silence: Silence = SILENCE) -> None:
-        self._silence, self._epoch = silence, ""  # of epochs, such as 1/10
+        self._silence, self._epoch = silence, ""  # such as 1/10
         self._count: Count | None = None  # of the epoch's batches
 
     @override

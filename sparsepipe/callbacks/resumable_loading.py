@@ -1,9 +1,9 @@
-"""Training loaders that go on within an epoch when a run is resumed.
+"""Training loaders that continue within an epoch when a run resumes.
 
-A ``DataLoader`` whose order depends on the seed and the epoch alone leaves out the batches that
-are done: one with our samplers, or with torch's sequential, random and distributed ones. A loader
+A ``DataLoader`` whose order depends only on the seed and the epoch skips the batches that are
+done: one with our samplers, or with torch's sequential, random and distributed ones. A loader
 with ``state_dict`` and ``load_state_dict``, such as torchdata's ``StatefulDataLoader``, gets its
-state back. Any other loader begins its epoch again.
+state back. Any other loader starts its epoch again.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from sparsepipe.utils import reading
 log = logging.getLogger(__name__)
 
 STATE_KEY = "RunCheckpoint"
-"""Entry of a checkpoint's callbacks that says where its training goes on."""
+"""Key, in a checkpoint's ``callbacks``, of the place where training resumes."""
 _ORDERED = (
     *(SequentialSampler, RandomSampler, DistributedSampler, BatchSampler),
     *(TrainSampler, type(None)),
 )
-"""Samplers whose order depends on their generator and ``set_epoch`` alone."""
+"""Samplers whose order depends only on their generator and ``set_epoch``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +53,13 @@ class Resume:
     """The place where a run resumes.
 
     Attributes:
-        path: the checkpoint.
-        epoch: number of the epoch that comes next or is under way.
-        batches: how many of its batches are done.
+        path: the checkpoint file.
+        epoch: the epoch that comes next or is under way, counted from 0.
+        batches: number of its batches that are done.
         steps: training steps done, as loggers count them.
-        metrics: values that a validation within the epoch has measured.
-        randomness: states of each rank's random generators.
-        loaders: of each rank, the state of each of its loaders; None for those without one.
+        metrics: last validation metrics by name, if the epoch is under way.
+        randomness: for each rank, the states of its random generators.
+        loaders: for each rank, the state of each of its loaders; None for a loader without one.
     """
 
     path: Path
@@ -72,12 +72,12 @@ class Resume:
 
     @classmethod
     def read(cls, path: Path, content: Mapping[str, Any]) -> Resume:
-        """Takes the place from the content of a checkpoint.
+        """Reads the place from a checkpoint's content.
 
         Raises:
-            CheckpointError: no training of a run has written it.
+            CheckpointError: the checkpoint was not written by the training of a run.
         """
-        remedy = "remove it, and the run begins anew"
+        remedy = "remove the file to start the run anew"
         with reading.explained(path, "checkpoint of a run", error=CheckpointError, remedy=remedy):
             callbacks = reading.mapping(content.get("callbacks"), "callbacks")
             state = reading.mapping(callbacks.get(STATE_KEY), STATE_KEY)
@@ -94,23 +94,23 @@ class Resume:
         )
 
     def of_rank(self, entries: list[Any]) -> Any:
-        """This rank's entry where as many ranks run as before, else None."""
+        """Returns this rank's entry of a list over ranks; None if their number has changed."""
         if len(entries) != process_group.world_size():
             return None
         return entries[process_group.rank()]
 
 
 class ResumableLoaders(pl.Callback):
-    """Lets an epoch's order depend on (seed, epoch, rank) alone, and loaders go on within it.
+    """Makes the order of batches depend only on (seed, epoch, rank), and resumes within an epoch.
 
     Args:
-        seed: the run's.
-        resume: where the training goes on, if it was begun before.
+        seed: the run's seed.
+        resume: place where the training resumes; None: it starts anew.
 
     Attributes:
-        loaders: this rank's, while it trains.
-        obstacle: why this rank's loaders cannot go on within an epoch; None if they can.
-        skipped: batches that were done before the run was resumed, until the first one is read.
+        loaders: this rank's training loaders.
+        obstacle: why this rank's loaders cannot resume within an epoch; None if they can.
+        skipped: number of batches done before the run resumed; 0 once a batch is read.
     """
 
     def __init__(self, seed: int, *, resume: Resume | None = None) -> None:
@@ -150,17 +150,19 @@ class ResumableLoaders(pl.Callback):
         ]
         self.obstacle = self._find_obstacle()
         resume = self._resume
-        epochs: Any = trainer.fit_loop.epoch_progress.current  # before current_epoch counts
+        epochs: Any = trainer.fit_loop.epoch_progress.current  # ahead of trainer.current_epoch
         self._begin(int(epochs.processed) if resume is None else resume.epoch)
         if resume is None:
             return
         if not resume.batches:
-            # An epoch's last checkpoint, which Lightning with ``max_steps`` takes for one within.
+            # Saved at an epoch's end; with ``max_steps`` Lightning would resume within the epoch.
             internals.clear_restarting(trainer)
             return
         if self.obstacle is not None:
             log.warning(
-                "this epoch's data begin again after %d batches: %s", resume.batches, self.obstacle
+                "this epoch's data start again, though %d batches were done: %s",
+                resume.batches,
+                self.obstacle,
             )
             return
         states = resume.of_rank(resume.loaders) or [None] * len(self.loaders)
@@ -170,7 +172,7 @@ class ResumableLoaders(pl.Callback):
                     loader.load_state_dict(state)
                 continue
             name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-            # A DataLoader refuses to have its sampler set as an attribute.
+            # A DataLoader does not let its sampler be set as an attribute.
             vars(loader)[name] = _Rest(getattr(loader, name), self)
 
     def _find_obstacle(self) -> str | None:
@@ -178,13 +180,13 @@ class ResumableLoaders(pl.Callback):
             name = type(loader).__name__
             if has_state(loader):
                 if sized_len(loader) is None:
-                    return f"{name} has no length, so that it is read one batch ahead"
+                    return f"{name} has no length, so it is read one batch ahead"
             elif (
                 not isinstance(loader, DataLoader)
                 or has_iterable_dataset(loader)
                 or type(loader).__iter__ is not DataLoader.__iter__
             ):
-                return f"{name} is not a plain DataLoader of a data set with indices"
+                return f"{name} is not a plain DataLoader of a map-style data set"
             else:
                 batches: Any = loader.batch_sampler
                 sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
@@ -192,9 +194,9 @@ class ResumableLoaders(pl.Callback):
                     draws_globally = getattr(each, "generator", True) is None
                     if type(each) not in _ORDERED or draws_globally:
                         kind = type(each).__name__
-                        return f"the order of {kind} may depend on more than the epoch"
+                        return f"the order of {kind} may depend on more than seed and epoch"
         if len({sized_len(loader) for loader in self.loaders}) > 1:
-            return "loaders of unlike lengths are read side by side"
+            return "loaders of different lengths are read side by side"
         return None
 
     def _begin(self, epoch: int) -> None:
@@ -210,7 +212,7 @@ class ResumableLoaders(pl.Callback):
 
 
 class _Rest:
-    """A sampler whose first epoch leaves out what was read before the run was resumed."""
+    """Wraps a sampler; its first epoch skips what was read before the run resumed."""
 
     def __init__(self, whole: Any, loaders: ResumableLoaders) -> None:
         self._whole, self._loaders = whole, loaders
@@ -219,7 +221,7 @@ class _Rest:
         return len(self._whole)
 
     def __iter__(self) -> Iterator[Any]:
-        # Iterators with worker processes begin twice; only the one that is read gets here.
+        # With worker processes, iterators are made twice; only the one that is read gets here.
         yield from itertools.islice(self._whole, self._loaders.skipped, None)
 
     def __getattr__(self, name: str) -> Any:

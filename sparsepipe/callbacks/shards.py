@@ -1,4 +1,4 @@
-"""Predictions of samples that are cut over a grid, written shard by shard into one file."""
+"""Writes predictions of samples that are cut over a grid, shard by shard, into one file."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from sparsepipe.utils.files import writing
 
 
 class WriteShards(BasePredictionWriter):
-    """Writes the predictions of ``Trainer.predict`` into a ``.npy`` file of all samples.
+    """Writes the predictions of ``Trainer.predict`` into one ``.npy`` file.
 
-    Each rank writes its own shards, so that none holds a whole sample; the strategy is a
-    :class:`SpatialStrategy` with ``gather_predictions=False``. What ``predict_step`` returns is, or
-    holds, a shard [B, ...] with a sample in each entry of the first dimension. ``numpy.load`` with
-    ``mmap_mode`` reads the file, whose entries are in the order of the data set.
+    Each rank writes its own shards, so that none holds a whole sample; the strategy must be a
+    :class:`SpatialStrategy` with ``gather_predictions=False``. ``predict_step`` must return a shard
+    [B, ...], with one sample per entry of the first dimension, or a collection that contains it.
+    The file has the samples in the order of the data set; read it with ``numpy.load``.
 
     Args:
-        path: of the file, on a disk that all ranks share; it is replaced.
-        samples: how many the data set has.
-        key: of the shard to write, where ``predict_step`` returns a mapping of several.
+        path: the file, on a disk that all ranks share; an existing one is replaced.
+        samples: number of samples of the data set.
+        key: name of the shard to write if ``predict_step`` returns a mapping of several.
 
     Raises:
         ConfigError: there are several loaders, fewer samples than ``samples``, or several shards
-            and none with this key.
+            of which none has this key; or a batch does not tell the positions of its samples.
     """
 
     def __init__(self, path: Path | str, *, samples: int, key: str = "prediction") -> None:
@@ -55,7 +55,7 @@ class WriteShards(BasePredictionWriter):
             isinstance(strategy, SpatialStrategy) and not strategy.gather_predictions
         ):
             raise ConfigError(
-                "predictions are written by shards, and the strategy gives whole ones",
+                "WriteShards writes shards of predictions, but the strategy gathers whole ones",
                 remedy="use SpatialStrategy(gather_predictions=False)",
             )
 
@@ -72,16 +72,16 @@ class WriteShards(BasePredictionWriter):
     ) -> None:
         if dataloader_idx:
             raise ConfigError(
-                "several loaders predict, and one file has room for one",
-                remedy="predict with one loader after the other, each into a file of its own",
+                "predictions come from several loaders, but a file holds those of one",
+                remedy="predict with one loader at a time, each into its own file",
             )
         if isinstance(prediction, Mapping) and self._key in prediction:
             prediction = prediction[self._key]
         shards = [leaf for leaf in pytree.tree_leaves(prediction) if isinstance(leaf, Shard)]
         if len(shards) != 1:
             raise ConfigError(
-                f"predict_step has returned {len(shards)} shards, of which one can be written",
-                remedy="return the prediction alone, or a mapping, and give its key",
+                f"predict_step returned {len(shards)} shards, but exactly one can be written",
+                remedy="return only the prediction, or return a mapping and give the key to write",
             )
         if isinstance(batch, dict) and isinstance(batch.get("index"), Tensor):
             indices = batch["index"].tolist()  # positions of the samples in the data set
@@ -89,12 +89,12 @@ class WriteShards(BasePredictionWriter):
             indices = list(batch_indices)
         else:
             raise ConfigError(
-                "it is not known which samples of the data set a batch has",
-                remedy="add their positions to the batch as 'index'",
+                "a batch does not tell the positions of its samples in the data set",
+                remedy="add the positions to the batch as 'index'",
             )
         self._written += len(indices)
         shard, local = shards[0], local_of(shards[0])
-        # Numpy knows no bfloat16.
+        # NumPy has no bfloat16.
         values = (local.float() if local.dtype == torch.bfloat16 else local).cpu().numpy()
         if self._array is None:
             if process_group.rank() == 0:
@@ -104,7 +104,7 @@ class WriteShards(BasePredictionWriter):
                     open_memmap(self._path, mode="w+", dtype=values.dtype, shape=shape)
             process_group.gather_objects(True, what="making the file of predictions")
             self._array = open_memmap(self._path, mode="r+")
-        parts = [slice(None) for _ in whole_shape(shard)[1:]]  # of the whole, in this shard
+        parts = [slice(None) for _ in whole_shape(shard)[1:]]  # the part of the whole in this shard
         for axis, (dim, full) in enumerate(zip(shard.dims, shard.full, strict=True)):
             held = shard.grid.held(axis, full)
             parts[dim] = slice(held.start, held.stop)
@@ -122,6 +122,6 @@ class WriteShards(BasePredictionWriter):
         found, self._written = sum(written) // trainer.strategy.grid.size, 0
         if found < self._samples:
             raise ConfigError(
-                f"{self._path} is for {self._samples} samples, {found} were predicted",
-                remedy="give the number of samples that the loader has",
+                f"{self._path} is for {self._samples} samples, but {found} were predicted",
+                remedy="set samples to the number of samples that the loader has",
             )

@@ -1,4 +1,4 @@
-"""Stops a training when a signal comes, and adds to errors where they were raised."""
+"""Stops training when a signal arrives, and adds to errors where in the run they were raised."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from sparsepipe.strategies.trainer_internals import active_loop, log_step_metric
 
 
 class StopOnSignal(pl.Callback):
-    """Stops all ranks after the same step, with a checkpoint of it.
+    """Stops all ranks after the same step when a signal arrives, with a checkpoint of it.
 
-    During validation ranks do not check for signals, since they may see unequal numbers of
-    batches; the epoch's end follows.
+    During a validation ranks do not check for signals, since their numbers of batches may differ;
+    the next step or the start of the next epoch does.
 
     Args:
-        watch: notes the signals.
-        checkpoint: writes the checkpoint; None: a signal ends training where it arrives, without
-            one.
+        watch: tells whether a signal has arrived.
+        checkpoint: callback that writes the checkpoint; None: a signal ends training at once,
+            without one.
     """
 
     def __init__(self, watch: SignalWatch, checkpoint: RunCheckpoint | None) -> None:
@@ -35,7 +35,7 @@ class StopOnSignal(pl.Callback):
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Lightning has put its own handler in place of ours by now.
+        # By now Lightning has replaced our handler with its own.
         self._watch.install()
         self._watch.deferred = self._checkpoint is not None
         if isinstance(trainer.strategy, StagedStrategy):
@@ -51,29 +51,29 @@ class StopOnSignal(pl.Callback):
         batch_idx: int,
     ) -> None:
         if self._checkpoint is None or trainer.is_last_batch:
-            return  # the epoch's end is near and leaves the better checkpoint
+            return  # the epoch's end follows, with a better checkpoint
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
-            return  # a checkpoint does not hold gradients
+            return  # a checkpoint does not hold accumulated gradients
         if isinstance(every := trainer.val_check_batch, int):
             across_epochs = trainer.check_val_every_n_epoch is None
             done = trainer.fit_loop.epoch_loop.total_batch_idx if across_epochs else batch_idx
             if (done + 1) % every == 0:
-                return  # Lightning would leave out the validation when the run goes on
+                return  # when resumed, Lightning would skip the validation
         own = self._watch.signum or 0
         if self._agreement is None:
             signum = process_group.highest(own)
-        else:  # ranks of a pipeline are some steps apart, and must not wait for each other
+        else:  # ranks of a pipeline are some steps apart and must not wait for each other
             stops = self._agreement.reached(trainer.global_step, requested=own != 0, reason=own)
             signum = self._agreement.reason if stops else 0
         if signum:
-            if trainer.loggers:  # which get the step's values, as when Lightning comes back
+            if trainer.loggers:  # as Lightning does after this hook
                 log_step_metrics(trainer)
             self._checkpoint.save(trainer, epoch=trainer.current_epoch, batches=batch_idx + 1)
             raise Stopped(signum)
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Here, not at the epoch's end: its checkpoint is written by then.
+        # Here, not at the last epoch's end, so that its checkpoint has been written.
         if self._checkpoint is not None:
             stop_if_requested(self._watch)
 
@@ -87,13 +87,13 @@ class StopOnSignal(pl.Callback):
 
 
 def stop_if_requested(watch: SignalWatch) -> None:
-    """Stops every rank by :class:`Stopped` where a signal has come to one; all ranks call it."""
+    """Raises :class:`Stopped` on all ranks if one got a signal; every rank must call it."""
     if signum := process_group.highest(watch.signum or 0):
         raise Stopped(signum)
 
 
 class ErrorNotes(pl.Callback):
-    """Adds stage and batch as a note to what a rank raises, unless something closer has."""
+    """Adds a note with stage, epoch and batch to an exception, unless it is ours or has notes."""
 
     @override
     def on_exception(

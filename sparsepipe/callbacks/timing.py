@@ -1,4 +1,4 @@
-"""When the stages of a pipeline compute and wait, and times of an emulation's steps."""
+"""Records when the stages of a pipeline compute, and when an emulation's steps end."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from sparsepipe.schedule.asynchronous import steady_rounds
 from sparsepipe.strategies import PipelineStrategy, StagedStrategy
 
 Interval = tuple[float, float]
-"""Begin and end of a time in which a rank computes."""
+"""Begin and end, in seconds, of a period in which a rank computes."""
 
 _KEPT = 64
-"""Steps whose times are kept, the last ones."""
+"""Number of latest steps whose times are kept."""
 
 
 class Step(NamedTuple):
-    """Times of a rank in a step.
+    """Times of one rank in one step.
 
     Attributes:
-        busy: times in which it computed, seconds of the clock.
-        end_s: when the step ended.
+        busy: periods in which the rank computed, in seconds of the clock.
+        end_s: when the step ended, in seconds of the clock.
         round: number of steps before it since the pipeline was empty.
     """
 
@@ -43,10 +43,10 @@ class Step(NamedTuple):
 
 
 class BusyTimes(pl.Callback):
-    """Records when this rank of a pipeline computes; does nothing with other strategies.
+    """Records when this rank of a pipeline on CPUs computes; otherwise does nothing.
 
     Args:
-        clock: seconds that only grow, the same for all ranks.
+        clock: returns seconds that never decrease, the same on all ranks of a host.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,8 +63,8 @@ class BusyTimes(pl.Callback):
         if not isinstance(strategy, StagedStrategy) or strategy.pipeline is None:
             return
         if strategy.root_device.type != "cpu":
-            return  # kernels of a GPU outlast the calls of the host
-        self._steps.clear()  # of the Trainer before, in a run of several
+            return  # a GPU's kernels outlast the host's calls
+        self._steps.clear()  # of an earlier Trainer of the run
         self._worker = strategy.pipeline.worker
         self._synchronous = not isinstance(strategy, PipelineStrategy)
         self._ahead = strategy.plan.warmup(0)
@@ -85,9 +85,9 @@ class BusyTimes(pl.Callback):
             self._now = []
 
     def values(self) -> dict[str, float]:
-        """Shares of time without computing, for ``result.json``; collective.
+        """Returns shares of time without computing, for ``result.json``; collective.
 
-        Empty where no pipeline ran, too few steps did, or ranks are on several machines.
+        Empty if no pipeline or too few steps ran, or if ranks are on several hosts.
         """
         own = (os.uname().nodename, list(self._steps)) if self._worker is not None else None
         everyone: list[tuple[str, list[Step]] | None] = process_group.gather_objects(own)
@@ -114,10 +114,10 @@ class BusyTimes(pl.Callback):
 def idle_shares(
     ranks: Sequence[Sequence[Interval]], *, begin: float | None = None, end: float | None = None
 ) -> list[float]:
-    """The share of the time from ``begin`` to ``end`` in which each rank computes nothing.
+    """Returns the share of the time from ``begin`` to ``end`` in which each rank computes nothing.
 
-    By default from the first begin to the last end of all ``ranks``, which for the forwards and
-    backwards of one minibatch is its time in the pipeline.
+    By default the time lasts from the first begin to the last end in ``ranks``: for the forwards
+    and backwards of one minibatch, as long as this is in the pipeline.
     """
     begin = min(a for own in ranks for a, _ in own) if begin is None else begin
     end = max(b for own in ranks for _, b in own) if end is None else end
@@ -128,9 +128,10 @@ def idle_shares(
 
 
 def synchronous_bubbles(ranks: Sequence[Sequence[Step]]) -> list[float] | None:
-    """Bubble of each rank, mean over minibatches but the first; None if these are too few.
+    """Returns each rank's mean idle share of a minibatch's time; None if only the first one ran.
 
-    Each step of a rank is a minibatch, which ends with the update.
+    Each step in ``ranks`` is one minibatch, whose last busy period is the update; the first step
+    does not count.
     """
     count = min(map(len, ranks))
     minibatches = [[steps[number].busy[:-1] for steps in ranks] for number in range(1, count)]
@@ -139,11 +140,12 @@ def synchronous_bubbles(ranks: Sequence[Sequence[Step]]) -> list[float] | None:
 
 
 def steady_idle(ranks: Sequence[Sequence[Step]], *, ahead: int) -> list[float] | None:
-    """Idle share of each rank of an asynchronous pipeline while it was full; None if it never was.
+    """Returns each rank's idle share of the time in which an asynchronous pipeline was full; None
+    if it never was.
 
-    Times in which it fills or drains, and what lies between a drain and the next step, are left
-    out: they depend on how long epochs are, and on validations and checkpoints in them. All ranks
-    drain after the same steps; ``ahead`` is that of :func:`steady_rounds`.
+    Filling, draining, and the time between a drain and the next step are left out: they depend on
+    the length of epochs and on validations and checkpoints in them. All ranks drain after the same
+    steps; ``ahead`` is that of :func:`steady_rounds`.
     """
     runs: list[list[Step]] = []  # from one drain to the next
     for step in ranks[0]:
@@ -152,8 +154,8 @@ def steady_idle(ranks: Sequence[Sequence[Step]], *, ahead: int) -> list[float] |
         runs[-1].append(step)
     parts: list[Interval] = []  # of each run, while the pipeline was full
     for run in runs:
-        # Other ranks are behind this one, and their times before their first kept step are
-        # unknown: there the pipeline counts as if it still filled.
+        # Other ranks lag behind this one, and their times before their first kept step are
+        # unknown: until then the pipeline counts as still filling.
         kept = run[0].round
         steady = steady_rounds(run[-1].round + 1, ahead=kept + ahead)
         if steady is not None:
@@ -168,13 +170,11 @@ def steady_idle(ranks: Sequence[Sequence[Step]], *, ahead: int) -> list[float] |
 
 
 class StepTimer(pl.Callback):
-    """Records when each step of one emulated epoch ends, while the links have their limits.
-
-    Before the training and after it the links have none.
+    """Records when each step of one emulated epoch ends, and limits the links during training.
 
     Args:
         time_scale: how many times slower than the cluster the emulation runs.
-        clock: seconds that only grow.
+        clock: returns seconds that never decrease.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class StepTimer(pl.Callback):
         self._per_step, self._ahead = 1, 0
 
     def rates(self) -> Rates:
-        """Speed of the epoch, once it is over."""
+        """Returns the training speed of the epoch, once it is over."""
         return rates(
             self._ends_s,
             begin_s=self._begin_s,
@@ -204,7 +204,7 @@ class StepTimer(pl.Callback):
             self._per_step = strategy.plan.replicas(0)
         if isinstance(strategy, PipelineStrategy):  # a synchronous one is empty after each step
             self._ahead = strategy.plan.warmup(0)
-        steady_part(int(trainer.num_training_batches), ahead=self._ahead)  # refused early
+        steady_part(int(trainer.num_training_batches), ahead=self._ahead)  # refuses too few early
         process_group.gather_objects(True, what="limiting the links")
         if trainer.is_global_zero:
             set_limits()

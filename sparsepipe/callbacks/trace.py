@@ -1,4 +1,4 @@
-"""Traces: what the ranks of a pipeline, and Lightning around them, do on a few minibatches."""
+"""Traces what the ranks of a pipeline, and Lightning around them, do on a few minibatches."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from sparsepipe.strategies import PipelineStrategy, StagedStrategy
 _ACTIONS = {kind: f"{name}s" for kind, name in ACTIONS.items()}
 
 _SHOWN_MS = 0.05
-"""Parts of a minibatch's time that are shorter are not shown."""
+"""Parts of a minibatch's time that are shorter than this are not shown."""
 
 _SKIPPED = 2
-"""Minibatches for each rank before those of a trace: the pipeline fills, and memory is warm."""
+"""Minibatches per rank before a trace, in which the pipeline fills and allocates memory."""
 
 _TRACED = 3
-"""Minibatches of a trace for each rank."""
+"""Minibatches per rank in a trace."""
 
 
 _PROFILED: dict[str, Part] = {
@@ -37,12 +37,12 @@ _PROFILED: dict[str, Part] = {
     "batch_to_device": "moves",
     "save_checkpoint": "saves",
 }
-"""Parts of a rank's time by the names that Lightning profiles; hooks are another one, and
-everything else contains several parts, or none."""
+"""Parts of a rank's time, by the names of actions that Lightning profiles. Hooks are one more part;
+any other action contains several parts, or none."""
 
 
 class _Forwarding(Profiler):
-    """Records what Lightning profiles, and hands it on to the run's own profiler."""
+    """Records what Lightning profiles, and forwards it to the run's own profiler."""
 
     def __init__(self, recorder: Recorder, own: Profiler) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class _Forwarding(Profiler):
 
     @override
     def stop(self, action_name: str) -> None:
-        # The hook in which a trace begins was started before.
+        # The hook in which a trace begins started before this profiler was set.
         mark = self._open.pop() if self._open else self._recorder.mark()
         name = action_name.rpartition(".")[2]
         part: Part | None = "hooks" if name.startswith("on_") else _PROFILED.get(name)
@@ -69,8 +69,8 @@ class _Forwarding(Profiler):
 class Trace(pl.Callback):
     """Records what each rank of a pipeline does on a few minibatches.
 
-    Ranks of one host share a clock. Those of other hosts are shifted by what their clocks show
-    when all have met, which is exact to the time that such a meeting takes.
+    Ranks of one host share a clock. Times of other hosts are shifted by the difference of the
+    clocks right after a collective, which is accurate to the duration of that collective.
     """
 
     _recorder: Recorder | None = None
@@ -81,7 +81,7 @@ class Trace(pl.Callback):
         strategy = trainer.strategy
         if not isinstance(strategy, StagedStrategy) or strategy.pipeline is None:
             raise ConfigError(
-                "trainer.trace=true records the stages of a pipeline on several ranks, and this "
+                "trainer.trace=true records the stages of a pipeline on several ranks, but this "
                 "training has none",
                 remedy="choose parallel=hete_mp, pipeline or gpipe with two devices or more, or "
                 "leave trainer.trace out; trainer.profiler=simple times the parts of any step",
@@ -118,11 +118,11 @@ class Trace(pl.Callback):
         for logger in trainer.loggers:
             vars(logger).pop("log_metrics", None)
         profiler = trainer.profiler  # type: ignore[attr-defined]
-        if isinstance(profiler, _Forwarding):  # whose report is still to come
+        if isinstance(profiler, _Forwarding):  # which has yet to report
             trainer.profiler = profiler.own  # type: ignore[attr-defined]
 
     def gathered(self) -> Measured | None:
-        """Records of all ranks; None where training ended before. Collective."""
+        """Returns the records of all ranks; None if training ended before them. Collective."""
         own = self._recorder
         if own is None:
             return None
@@ -135,7 +135,7 @@ class Trace(pl.Callback):
         everyone = [each for each in everyone if any(kind in ACTIONS for kind, *_ in each[3])]
         if not everyone:
             return None
-        # By the clock of the first rank, from the first action on.
+        # By the first rank's clock, from the first action on.
         first_host, first_s = everyone[0][1:3]
         shifts_s = [0.0 if host == first_host else first_s - now_s
                     for _, host, now_s, _, _ in everyone]  # fmt: skip
@@ -167,9 +167,9 @@ class Measured:
 
     Attributes:
         spans: actions and other parts of ranks' time, rank by rank and in order.
-        windows: by rank, begin and end of some whole steps of it.
-        without_core_s: by rank on CPU, how long its thread had no processor while it computed in
-            its window.
+        windows: by rank, begin and end of its traced steps.
+        without_core_s: by rank on a CPU, how long its thread had no core while it computed in its
+            window.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -177,14 +177,14 @@ class Measured:
     without_core_s: dict[int, float] = field(default_factory=dict)
 
     def minibatches(self, rank: int) -> int:
-        """Number of a rank's minibatches in its window."""
+        """Returns the number of minibatches that a rank begins in its window."""
         begin, end = self.windows[rank]
         own = (span for span in self.spans if span.rank == rank and span.kind == "F")
         return len({span.number for span in own if begin <= span.start < end})
 
     def times_s(self, rank: int) -> dict[str, float]:
-        """Seconds of a rank for each of its minibatches, mean over its window: of its actions, of
-        what is beside them, and as ``else`` what is left, which is Lightning's own loop.
+        """Returns a rank's mean seconds per minibatch, by part: its actions, the other recorded
+        parts, and as ``else`` the rest of its window, which is Lightning's own loop.
         """
         begin, end = self.windows[rank]
         own = [span for span in self.spans if span.rank == rank]
@@ -193,7 +193,7 @@ class Measured:
         for span in own:
             start, stop = max(begin, span.start), min(end, span.end)
             took = max(0.0, stop - start)
-            if span.is_action:  # messages may leave amid an action
+            if span.is_action:  # without parts within it, such as messages that leave
                 overlaps = (min(stop, each.end) - max(start, each.start) for each in beside)
                 took = max(0.0, stop - start - sum(max(0.0, overlap) for overlap in overlaps))
             name = _ACTIONS.get(span.kind, span.kind)
@@ -203,7 +203,7 @@ class Measured:
         return {part: took / count for part, took in parts.items()}
 
     def in_words(self, rank: int, planned_s: Mapping[str, float]) -> str:
-        """:meth:`times_s` as text, with the times that a plan expected, by the same names."""
+        """Formats :meth:`times_s`, with the seconds per part that a plan expected."""
         times_s = self.times_s(rank)
         words = [
             f"{part} {1e3 * took:.1f}"
@@ -216,6 +216,6 @@ class Measured:
         if rank not in self.without_core_s:
             return line
         computed_s = self.minibatches(rank) * sum(times_s[name] for name in _ACTIONS.values())
-        # Of two clocks: where a rank always had its core, the difference may be below zero.
+        # Two clocks differ: if a rank always had its core, this may be below zero.
         share = max(0.0, self.without_core_s[rank] / computed_s) if computed_s else 0.0
         return f"{line}; in {share:.0%} of its computing it had no core to itself"

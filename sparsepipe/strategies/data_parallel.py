@@ -23,7 +23,7 @@ from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment, S
 
 
 class SlowedDeviceStrategy(SlowedSteps, SingleDeviceStrategy):
-    """Lightning's strategy for one CPU, made slower."""
+    """Lightning's strategy for one CPU, slowed down by the factor ``slowdown``."""
 
     def __init__(self, *, slowdown: float) -> None:
         super().__init__(device="cpu")
@@ -39,27 +39,26 @@ _BUFFERS_OPTION = (
 
 
 class DataParallelStrategy(RankedStrategy):
-    """Lightning's DDP, made to fit samplers without padding and cheap BatchNorm.
+    """Lightning's DDP, adapted to samplers without padding and to cheap BatchNorm.
 
-    What differs:
+    The differences:
 
     - Buffers are not broadcast at each step. BatchNorm's running statistics are averaged
       over the ranks before validation, test, prediction and checkpoints.
-    - Evaluation steps call the module itself, not its DDP wrapper: ranks may see unequal
-      numbers of batches, so nothing in them may wait for another rank.
-    - Signals are agreed on by the caller; Lightning's own agreement, a broadcast at each
-      step, is off.
+    - Evaluation steps call the module itself, not its DDP wrapper: ranks may have different
+      numbers of batches, so nothing in these steps may wait for another rank.
+    - The caller makes ranks agree on signals; Lightning's own broadcast at each step is off.
 
     Args:
-        timeout_s: limit of every wait for another rank.
-        process_group_backend: ``gloo`` or ``nccl``; by default what suits the device.
-        gradient_as_bucket_view: gradients live in the buffers they are reduced in.
+        timeout_s: longest wait for another rank, in seconds.
+        process_group_backend: ``gloo`` or ``nccl``; by default the one that suits the device.
+        gradient_as_bucket_view: whether gradients live in the buffers in which they are reduced.
         bucket_cap_mb: size of these buffers in MiB.
-        find_unused_parameters: look in every step for parameters without a gradient; costs
-            time, needed by networks that skip layers.
-        static_graph: promise that every step uses the same parameters in the same way.
-        slowdown: factor by which this rank's device is made slower, by pauses.
-        cluster_environment: by default the ranks of an elastic agent or ``torchrun``.
+        find_unused_parameters: whether every step looks for parameters without a gradient, which
+            takes time; needed for networks that skip layers.
+        static_graph: a promise that every step uses the same parameters in the same way.
+        slowdown: factor, at least 1, by which pauses slow this rank's device down.
+        cluster_environment: tells this process its rank; by default :class:`RankEnvironment`.
     """
 
     strategy_name = "sparsepipe_dp"
@@ -93,19 +92,19 @@ class DataParallelStrategy(RankedStrategy):
     @override
     def setup_distributed(self) -> None:
         self.set_world_ranks()
-        self.join()  # Lightning leaves a group alone that is there
+        self.join()  # Lightning keeps a group that exists
         super().setup_distributed()
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         if internals.synchronises_batch_norm(self) and self.lightning_module is not None:
             for name, norm in norms_of(self.lightning_module).items():
-                if type(norm).forward is not _BatchNorm.forward:  # Lightning makes it torch's
+                if type(norm).forward is not _BatchNorm.forward:  # Lightning would replace it
                     raise ConfigError(
-                        f"trainer.sync_batchnorm=true replaces {name}, a {type(norm).__name__} "
-                        "with a forward of its own, as those of sparse networks have",
-                        remedy="set trainer.sync_batchnorm=false: each rank normalises by its own "
-                        "batch",
+                        f"trainer.sync_batchnorm=true would replace {name}, a "
+                        f"{type(norm).__name__} with a forward of its own, as in sparse networks",
+                        remedy="set trainer.sync_batchnorm=false: each rank then normalises by its "
+                        "own batch",
                     )
         super().setup(trainer)
         internals.disable_signal_broadcast(trainer)
@@ -130,10 +129,10 @@ class DataParallelStrategy(RankedStrategy):
         return super().lightning_module_state_dict()
 
     def synchronize_buffers(self) -> None:
-        """Makes the ranks' buffers equal: their mean. Every rank must call it."""
+        """Averages floating-point buffers over the ranks; every rank must call it."""
         if not (self._averages_buffers and self._buffers_differ and self.lightning_module):
             return
-        buffers = self.lightning_module.buffers()  # metrics keep theirs elsewhere
+        buffers = self.lightning_module.buffers()  # without the states of metrics
         with torch.no_grad():
             process_group.average_([each for each in buffers if each.is_floating_point()])
         self._buffers_differ = False
@@ -144,5 +143,5 @@ class DataParallelStrategy(RankedStrategy):
 StrategyRegistry.register(
     DataParallelStrategy.strategy_name,
     DataParallelStrategy,
-    description="DDP with unpadded evaluation and BatchNorm statistics averaged at need",
+    description="DDP with unpadded evaluation and BatchNorm statistics averaged when needed",
 )

@@ -1,4 +1,4 @@
-"""The bases of strategies: steps on slowed devices, and ranks that join a group and leave it."""
+"""Base classes of strategies: steps on slowed devices, and ranks that join and leave a group."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from sparsepipe.utils.process import end_with_parent, keep_freed_memory, outlive
 
 
 class RankEnvironment(LightningEnvironment):
-    """A cluster environment for ranks that were started from outside.
+    """A cluster environment for ranks started by an elastic agent, ``torchrun`` or Lightning.
 
-    Lightning's own environment for the elastic agent insists on the same number of devices
-    on every host; this one takes rank and world size as the agent gives them.
+    Lightning's own environment for elastic agents requires the same number of devices on every
+    host; this one takes rank and world size from the agent's variables.
     """
 
     @property
@@ -53,11 +53,11 @@ class RankEnvironment(LightningEnvironment):
 
     @override
     def teardown(self) -> None:
-        """Leaves the environment alone: the agent set it, and a second fit needs it."""
+        """Leaves the variables as they are: the agent set them, and a second fit needs them."""
 
 
 def check_ranks(environment: ClusterEnvironment, *, nodes: int, devices: int) -> None:
-    """Refuses to train on another number of ranks than the Trainer is configured for."""
+    """Refuses a number of ranks other than the one that the Trainer is configured for."""
     running = environment.world_size()
     unequal = (
         nodes > 1
@@ -68,7 +68,7 @@ def check_ranks(environment: ClusterEnvironment, *, nodes: int, devices: int) ->
         raise ConfigError(
             f"the Trainer has devices={devices} and num_nodes={nodes}, but {running} ranks run",
             remedy="start as many ranks as the Trainer has devices; all Trainers of a script that "
-            "starts ranks need the same number",
+            "starts ranks need the same number of devices",
         )
 
 
@@ -78,10 +78,10 @@ _RANK_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RAN
 
 
 class SlowedSteps(Strategy):
-    """Makes all steps slower by pauses; their results stay the same.
+    """Slows all steps down by pauses; their results stay the same.
 
-    An optimizer's step calls the training step and the backward pass in a closure. These nested
-    blocks pause each for itself.
+    An optimizer's step calls the training step and the backward pass in a closure; each of these
+    nested blocks pauses for its own time.
     """
 
     slowdown: Slowdown
@@ -99,9 +99,9 @@ class SlowedSteps(Strategy):
 
 
 class RankedStrategy(SlowedSteps, DDPStrategy):
-    """The base of all strategies here with several ranks.
+    """Base class of all strategies with several ranks.
 
-    After a Trainer with one device the process is as before: its next Trainer may have several.
+    After a Trainer with one device the process is as before, so its next Trainer may have several.
     """
 
     def __init__(self, *, timeout_s: float, slowdown: float = 1.0, **options: Any) -> None:
@@ -118,7 +118,7 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
 
     @override
     def _configure_launcher(self) -> None:
-        if self._is_single:  # it would set the variables of a world of one
+        if self._is_single:  # the launcher would set the variables of a single rank
             return
         assert self.cluster_environment is not None
         if not self.cluster_environment.creates_processes_externally:
@@ -130,8 +130,8 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         parent, by_agent = os.getppid(), "TORCHELASTIC_RUN_ID" in os.environ
         by_first_rank = os.environ.get(LAUNCHER_VARIABLE) == str(parent)
         if not self._is_single and (by_agent or by_first_rank):
-            # An agent outlives its ranks. The script's first rank may end before others, which go
-            # on when their training is over.
+            # An agent outlives its ranks. The script's first rank may end before the others, which
+            # continue once their training is over.
             end_with_parent(parent)
             self._follows_first_rank = not by_agent
         assert self.cluster_environment is not None
@@ -143,15 +143,15 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         super().setup_environment()
         if not self._is_single and self.root_device.type == "cpu":
             keep_freed_memory()
-        # A group's threads that outlive the interpreter abort the process now and then.
+        # A group's threads may abort the process if they outlive the interpreter.
         atexit.unregister(process_group.leave)
         atexit.register(process_group.leave)
 
     def join(self) -> None:
-        """Joins the group of all ranks, which listens nowhere but where its hosts need it."""
+        """Joins the group of all ranks, which listens only on interfaces that its hosts need."""
         environment = self.cluster_environment
         assert environment is not None
-        # A launcher that gives no address may name this host by one that others reach.
+        # Unless a launcher gives an address, ranks of one host meet on its loopback interface.
         own = LOOPBACK if self.num_nodes == 1 else environment.main_address
         os.environ.setdefault("MASTER_ADDR", own)
         os.environ.setdefault("MASTER_PORT", str(environment.main_port))
@@ -164,17 +164,17 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
-        # To leave or end groups could be to wait for ranks that are gone.
+        # Leaving or destroying a group could wait for ranks that are gone.
         atexit.unregister(process_group.leave)
         self._groups.clear()
         if self._follows_first_rank:
-            outlive_parent()  # to report the error
+            outlive_parent()  # in order to report the error
 
     @override
     def teardown(self) -> None:
         try:
             super().teardown()
-        finally:  # what has ended a fit by an exception may end this as well
+        finally:  # what raised an exception in the fit may do so here
             if self._follows_first_rank:
                 outlive_parent()
             self._world_of_one.close()
@@ -182,10 +182,10 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
     @override
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
         # Lightning divides summed values by the mean of the ranks' integer counts, which
-        # loses the fraction where ranks saw unequal numbers of shapes.
+        # loses the fraction if ranks saw different numbers of shapes.
         mean = reduce_op in (None, "mean", "avg")
         counts = isinstance(tensor, Tensor) and not tensor.is_floating_point()
-        with collective("reducing what was logged"):
+        with collective("reducing logged values"):
             return super().reduce(tensor.double() if mean and counts else tensor, group, reduce_op)
 
     @override
@@ -195,18 +195,18 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
 
     @override
     def broadcast(self, obj: _Value, src: int = 0) -> _Value:
-        # Lightning would send a plain pickle, which may run a stranger's code.
+        # Lightning would send a plain pickle, which could run a stranger's code.
         if not internals.process_group_exists():
             return obj
         return process_group.broadcast_object(obj, source=src, what=f"the broadcast of rank {src}")
 
 
 def exit_if_blocked(error: BaseException, *, blocked: Callable[[], bool]) -> None:
-    """Ends this process by ``os._exit`` when it exits, if its network threads are blocked then.
+    """Makes the process exit with ``os._exit`` if its network threads are ``blocked`` by then.
 
-    Such threads cannot be ended, and Python's own clean-up aborts in them. Functions that others
-    registered by ``atexit`` run before. The exit status is that of the error, also where the script
-    has caught it: the status of a later ``sys.exit`` is not known at that point.
+    Such threads cannot be ended, and Python's own clean-up would abort in them. Other functions
+    registered with ``atexit`` run first. The exit status is that of ``error``, even if the script
+    has caught it: the status of a later ``sys.exit`` is unknown at that point.
     """
     status = 1
     if isinstance(error, KeyboardInterrupt):
@@ -222,7 +222,7 @@ def exit_if_blocked(error: BaseException, *, blocked: Callable[[], bool]) -> Non
 def _exit(status: int, blocked: Callable[[], bool], known: int) -> None:
     if not blocked():
         return
-    if atexit._ncallbacks() == known:  # none came later and has run already
+    if atexit._ncallbacks() == known:  # no function was registered later, so none has run yet
         atexit.unregister(_exit)
         atexit._run_exitfuncs()
     logging.shutdown()

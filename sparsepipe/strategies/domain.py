@@ -1,8 +1,8 @@
-"""Domain parallelism: ranks have domains, with their private encoders and loaders.
+"""Domain parallelism: domains, with their private encoders and loaders, are spread over ranks.
 
-A LightningModule is written as for one device, as :class:`sparsepipe.models.DomainSeparation` is.
-What its domains need of each other goes through its ``exchange``, which this strategy replaces;
-private parameters of other ranks' domains are freed while a Trainer runs.
+A LightningModule is written as for one device, like :class:`sparsepipe.models.DomainSeparation`.
+Its domains exchange data through its ``exchange``, which this strategy replaces. While a Trainer
+runs, each rank frees the private parameters of other ranks' domains.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class OwnDomains(ModulePart):
-    """The part of a module that a rank holds: all that is shared, and its own domains' parts."""
+    """The part of a module that a rank holds: shared parts, and private ones of its own domains."""
 
     def __init__(
         self, module: pl.LightningModule, placement: Placement, rank: int, grid_size: int
@@ -56,20 +56,20 @@ class OwnDomains(ModulePart):
         return domain is None or self._unit in self._placement.ranks_of(domain)
 
     def source(self, name: str) -> int:
-        """The first rank that has a parameter's domain; of what is shared, one that trains it."""
+        """The first rank with a parameter's domain; for a shared one, a rank that trains it."""
         unit, last = 0, self._placement.loss_rank
         if (domain := self.domains.get(name)) is not None:
             unit = self._placement.ranks_of(domain)[0]
-        elif last is not None and ".shared." not in f".{name}":  # no shared encoder's
+        elif last is not None and ".shared." not in f".{name}":  # not in the shared encoder
             unit = last
         return unit * self._grid_size
 
     silent = nullcontext
-    """Context in which our own code may read parameters; here anybody may."""
+    """Context in which our own code may read parameters; here any code may."""
 
     @torch.no_grad()
     def prune(self) -> None:
-        """Frees private parts of domains that other ranks have."""
+        """Frees the private parameters and buffers of other ranks' domains."""
         for name, tensor in (*self._module.named_parameters(), *self._module.named_buffers()):
             if not self.holds(name):
                 self._emptied[name] = tensor.shape
@@ -77,8 +77,8 @@ class OwnDomains(ModulePart):
 
     @torch.no_grad()
     def unprune(self) -> None:
-        """Makes room for them again; their values are NaN."""
-        # By name, since a module moved to a device has other buffers.
+        """Allocates what :meth:`prune` freed; its values are NaN."""
+        # By name, since moving a module to a device replaces its buffers.
         for name, tensor in (*self._module.named_parameters(), *self._module.named_buffers()):
             if (shape := self._emptied.get(name)) is not None:
                 tensor.data = tensor.data.new_full(shape, float("nan"))
@@ -88,25 +88,25 @@ class OwnDomains(ModulePart):
 class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     """Trains a domain separation network whose domains are spread over ranks.
 
-    With as many ranks as domains, each has one; with fewer, ranks have several; with more, domains
-    have replicas, which share their samples as with data parallelism. Batches of a data module have
-    the domains of ``trainer.strategy.domains`` only. With a ``grid`` each sample is shared by the
-    ranks of one (:mod:`sparsepipe.spatial`), and what is said of ranks here holds for grids.
+    With as many ranks as domains, each rank has one; with fewer, ranks have several; with more,
+    domains have replicas, which share their samples as in data parallelism. A data module's
+    batches must have only the domains in ``trainer.strategy.domains``. With a ``grid``, the ranks
+    of a grid share each sample (:mod:`sparsepipe.spatial`), and "rank" here means a grid of ranks.
 
     Args:
         roles: ``equal``: every rank gathers the codes of all and computes the losses. ``separate``:
-            the last rank has no domain, but decoder, head, discriminator and losses (Tsaris and
-            Hinkle, Multi-DSN).
-        grid: number of shards along each of the last dimensions of samples; None: they are whole.
+            the last rank has decoder, head, discriminator and losses instead of a domain (Tsaris
+            and Hinkle, Multi-DSN).
+        grid: number of shards along each of the last dimensions of samples; None: whole samples.
 
     Other arguments are those of :class:`sparsepipe.strategies.DataParallelStrategy`.
 
     Attributes:
         placement: which rank, or grid of ranks, has which domains; None before a Trainer runs.
-        domains: the domains that this rank has; None before a Trainer runs.
+        domains: names of this rank's domains; None before a Trainer runs.
 
     Raises:
-        ConfigError: when training starts: the module has no domains, or the ranks do not suffice
+        ConfigError: when training starts, the module has no domains, or there are too few ranks
             for the roles.
     """
 
@@ -129,10 +129,10 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
             timeout_s=timeout_s,
         )
         if roles not in ("equal", "separate"):
-            raise ConfigError(f"roles is {roles!r}", remedy="choose equal or separate")
+            raise ConfigError(f"roles={roles!r} is unknown", remedy="choose equal or separate")
         self._roles: Roles = roles
         self._shape = None if grid is None else tuple(grid)
-        self._size = math.prod(self._shape or (1,))  # ranks that share a sample
+        self._size = math.prod(self._shape or (1,))  # number of ranks that share a sample
         self._unit = 0  # this rank's number, or that of its grid
         self.domains: tuple[str, ...] | None = None
         self._shards: SampleShards | None = None
@@ -159,8 +159,8 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         wanted = ("domains", "use", "parts_of_domains")
         if missing := [name for name in wanted if not hasattr(module, name)]:
             raise ConfigError(
-                f"{type(module).__name__} has no {missing[0]}, and so no domains to spread over "
-                "ranks",
+                f"{type(module).__name__} has no attribute {missing[0]}, so it has no domains to "
+                "spread over ranks",
                 remedy="choose a model with domains (model=dsn_2d, dsn_3d or dsn_sparse), or "
                 "another strategy",
             )
@@ -202,8 +202,9 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
             self.setup_optimizers(trainer)
             if len(self.optimizers) != 1:
                 raise ConfigError(
-                    f"{len(self.optimizers)} optimizers are configured",
-                    remedy="configure one, with groups of parameters where they differ",
+                    f"configure_optimizers returns {len(self.optimizers)} optimizers, but domain "
+                    "parallelism needs exactly one",
+                    remedy="return one optimizer, with parameter groups where options differ",
                 )
         optimizer = self.optimizers[0] if fitting else None
         part = OwnDomains(module, placement, self.global_rank, self._size)
@@ -219,7 +220,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     def _connect(
         self, module: pl.LightningModule, part: OwnDomains, placement: Placement, *, fitting: bool
     ) -> None:
-        """Makes the groups of ranks, the exchange, and what averages gradients."""
+        """Makes the process groups, the module's exchange, and the averages of gradients."""
         unit, encoders, last = self._unit, range(placement.encoders), placement.loss_rank
         replicas = [placement.ranks_of(name) for name in placement.domains]
         self._ranks = Ranks(
@@ -252,10 +253,11 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         self._averages = [(Replicas(group, shared), shared), (Replicas(of_domains, own), own)]
 
     def _group(self, units: Iterable[Iterable[int]], *, by_place: bool = False) -> Any:
-        """Groups of the ranks of units, which are ranks or grids.
+        """Makes a process group of each set of ``units``, which are ranks or grids of ranks, and
+        returns this rank's; None if it is alone.
 
-        ``by_place``: one for each place in the grids, since codes go to the ranks in the same place
-        of other grids, which have the same.
+        ``by_place``: a set of grids gets one group for each place in a grid, since a rank exchanges
+        codes with those in the same place of other grids.
         """
         size, groups = self._size, []
         for each in (list(each) for each in units):
@@ -269,9 +271,9 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
 
     @override
     def process_dataloader(self, dataloader: object) -> object:
-        """Lets data sets that can read a part of each sample read this rank's shard only."""
+        """Makes data sets that can read parts of samples read only this rank's shards."""
         data = getattr(dataloader, "dataset", None)
-        is_empty = isinstance(data, list) and not any(data)  # minibatches of no domain
+        is_empty = isinstance(data, list) and not any(data)  # minibatches without domains
         if self._shards is not None and not is_empty:
             in_turn = getattr(dataloader, "loaders", None)  # of an evaluation, by domain
             for each in [dataloader] if in_turn is None else in_turn.values():
@@ -283,7 +285,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
     ) -> Any:
         stage = stage_of(self.lightning_module)
-        of_one_domain = isinstance(batch.get("domain"), str)  # as an evaluation has it
+        of_one_domain = isinstance(batch.get("domain"), str)  # in an evaluation
         if not of_one_domain:
             batch = {name: each for name, each in batch.items() if each}
         if self._shards is not None:
@@ -295,11 +297,11 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
 
     @override
     def configure_ddp(self) -> None:
-        """Nothing: gradients are averaged by this strategy."""
+        """Does nothing: this strategy averages gradients itself."""
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Within, gradients are added up, to be averaged with the last of them."""
+        """Context in which gradients add up; the next backward outside of it averages them."""
         self._waits_for_more = True
         try:
             yield
@@ -334,7 +336,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
 
     @override
     def on_validation_start(self) -> None:
-        """Gives all ranks decoder, head and discriminator, which one has trained."""
+        """Broadcasts shared parts if the last rank alone trains decoder, head and discriminator."""
         module, placement = self.lightning_module, self.placement
         assert module is not None
         assert placement is not None
@@ -376,13 +378,13 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
 def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
     if synchronises_norm:
         raise ConfigError(
-            "trainer.sync_batchnorm=true does not go with domains",
-            remedy="choose what norms take together by model.norm (domain or all)",
+            "trainer.sync_batchnorm=true cannot be combined with domain parallelism",
+            remedy="choose with model.norm what norms normalise over: domain or all",
         )
     if str(trainer.precision) in ("16-mixed", "16"):
         raise ConfigError(
-            f"precision={trainer.precision} scales losses on each rank for itself, and ranks have "
-            "parameters of their own",
+            f"precision={trainer.precision} scales the loss on each rank separately, but ranks "
+            "hold different parameters",
             remedy="choose bf16-mixed or 32-true",
         )
 
@@ -390,5 +392,5 @@ def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
 StrategyRegistry.register(
     DomainStrategy.strategy_name,
     DomainStrategy,
-    description="domains of data over ranks, with private encoders and a shared one",
+    description="domains spread over ranks, with private encoders and a shared one",
 )

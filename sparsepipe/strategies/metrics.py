@@ -1,4 +1,4 @@
-"""States of torchmetrics: read, merged over replicas, and the same on every rank after a drain."""
+"""Reads and merges states of torchmetrics, which are equal on all ranks after a drain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ State = dict[str, Any]
 
 
 def state_of(metric: Metric) -> State:
-    """The state of a metric, on the host."""
+    """Returns the state of a metric, on the CPU."""
     values = {
         name: pytree.tree_map_only(Tensor, lambda t: t.detach().cpu(), getattr(metric, name))
         for name in metric._defaults
@@ -35,7 +35,7 @@ def state_of(metric: Metric) -> State:
 
 
 last_result: Callable[[Metric], Any] = attrgetter("_forward_cache")
-"""The value that a metric's last call returned; None where it was updated only."""
+"""The value that a metric's last call returned; None if it was only updated."""
 
 
 def set_last_result(metric: Metric, value: Any) -> None:
@@ -53,7 +53,7 @@ def set_state(metric: Metric, state: State) -> None:
 
 
 def merged_states(metric: Metric, states: Sequence[State]) -> State | None:
-    """One state of several; None where the metric has no rule to merge them."""
+    """Merges states of a metric into one; returns None if it has no rule for merging them."""
     if len(states) == 1:
         return states[0]
     result: State = {"updates": sum(state["updates"] for state in states)}
@@ -90,7 +90,7 @@ class Metrics:
         self._stale: set[str] = set()
 
     def synchronise(self, on: bool) -> None:
-        """Turns the metrics' own synchronisation off, since their states are complete, or on."""
+        """Restores the metrics' own synchronisation, or turns it off, since drains merge states."""
         for name, metric in self._metrics.items():
             found = self._synchronising[name] if on else (False, False)
             metric.sync_on_compute, metric.dist_sync_on_step = found
@@ -98,12 +98,12 @@ class Metrics:
 
     @contextmanager
     def tracking(self) -> Iterator[None]:
-        """Records which metrics are updated within; the first update after a drain begins anew."""
+        """Context that records updates; after a drain, only the first replica keeps its states."""
         merged: dict[str, State] = {}
         for name in self._stale:
             metric = self._metrics[name]
             kept = {part: getattr(metric, part) for part in metric._defaults}
-            # Lists are emptied as a metric begins anew, tensors are not.
+            # A reset empties lists in place, but not tensors.
             kept = {part: [*v] if isinstance(v, list) else v for part, v in kept.items()}
             merged[name] = {**kept, "updates": metric._update_count}
             metric.reset()
@@ -112,7 +112,7 @@ class Metrics:
         updated = {
             name for name, metric in self._metrics.items() if metric._update_count != before[name]
         }
-        # A validation between two steps leaves the metrics of the training as they were.
+        # Metrics of training stay as they were in a validation between two steps.
         for name in merged.keys() - updated:
             metric = self._metrics[name]
             for part in metric._defaults:
@@ -122,17 +122,17 @@ class Metrics:
         self._stale -= updated
 
     def take_updated(self) -> dict[str, State]:
-        """States of the metrics that were updated since the last call, on the host."""
+        """Returns, by name, the states of metrics updated since the last call, on the CPU."""
         updated, self._updated = self._updated, set()
         for parent, child in self._module.named_modules():
             members = {name for name in self._metrics if name.startswith(f"{parent}.")}
             if isinstance(child, MetricCollection) and updated & members:
-                child.values(copy_state=False)  # members of a group take over its state
+                child.values(copy_state=False)  # copies a compute group's state to its members
                 updated |= members
         return {name: state_of(self._metrics[name]) for name in sorted(updated)}
 
     def merge(self, parts: Sequence[Mapping[str, State]], *, replica: int | None) -> None:
-        """Merges the states (:meth:`take_updated`) of all replicas of the last stage and sets them.
+        """Merges the states (:meth:`take_updated`) of the last stage's replicas, and sets them.
 
         ``replica`` is the number of this rank's replica of the last stage; None in other stages.
         """

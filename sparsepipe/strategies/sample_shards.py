@@ -1,4 +1,4 @@
-"""Batches whose samples are cut over a grid of ranks, each of which reads the same or its part."""
+"""Cuts batches over a grid of ranks, which all read whole samples, or each only its part."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from sparsepipe.spatial.shard import shard_of
 from sparsepipe.spatial.spatialize import has_sizes, sample_sizes
 
 _COMPARED = 4099
-"""About so many elements of each tensor, by which ranks compare their batches."""
+"""Approximate number of elements per tensor by which ranks compare their batches."""
 
 
 def stage_of(module: pl.LightningModule | None) -> str:
-    """Name of the stage that a Trainer runs; a sanity check reads by the loaders of validation."""
+    """Returns the name of the Trainer's running stage; a sanity check counts as validation."""
     assert module is not None
     stage = module.trainer.state.stage
     return str(RunningStage.VALIDATING if stage == RunningStage.SANITY_CHECKING else stage)
 
 
 class SampleShards:
-    """Cuts batches over a grid, and lets data sets that can read their rank's shard only."""
+    """Cuts batches over a grid, and makes data sets read only this rank's shards if they can."""
 
     def __init__(self, grid: Grid, device: torch.device) -> None:
         self._grid, self._device = grid, device
         self._gather = partial(
             gather_numbers, group=grid.group, device=device, what="comparing batches"
         )
-        self._parts: dict[str, tuple[int, ...] | None] = {}  # of each stage: sizes of the whole
+        self._parts: dict[str, tuple[int, ...] | None] = {}  # by stage: sizes of whole samples
         self._readers: list[tuple[Any, tuple[int, ...]]] = []
 
     def read(self, loader: object, stage: str) -> None:
-        """Lets the data set of a loader read this rank's part of each sample, if it can."""
+        """Makes a loader's data set read only this rank's part of each sample, if it can."""
         data: Any = getattr(loader, "dataset", None)
         readable = hasattr(data, "sample_sizes") and hasattr(data, "read_part")
         sizes = tuple(data.sample_sizes) if readable else None
         if self._parts.setdefault(stage, sizes) != sizes:
             raise ConfigError(
-                "loaders of one stage differ in whether they read parts of samples, or in their "
-                "sizes",
-                remedy="use data sets of one kind and size",
+                "loaders of one stage differ in the sizes of their samples, or in whether they can "
+                "read parts of them",
+                remedy="use data sets of the same kind and sample size",
             )
         if sizes is not None:
             self._grid.check(sizes)
@@ -59,7 +59,7 @@ class SampleShards:
             self._readers.append((data, sizes))
 
     def cut(self, batch: Any, stage: str) -> Any:
-        """The batch with shards in place of its sample and of what has the sample's sizes."""
+        """Returns the batch with its sample, and other tensors of its spatial sizes, as shards."""
         grid, read_in_parts = self._grid, self._parts.get(stage)
         sizes = sample_sizes(batch, grid)
         leaves, spec = pytree.tree_flatten(batch)
@@ -68,43 +68,43 @@ class SampleShards:
         whole = [leaf for leaf in plain if not (read_in_parts and has_sizes(leaf, sizes))]
         if read_in_parts and not whole:
             raise ConfigError(
-                "a batch whose samples are read in parts has nothing that tells which they are",
+                "a batch whose samples are read in parts does not tell which samples it has",
                 remedy="add their positions in the data set to the batch, as 'index'",
             )
         self._agree(whole, [tuple(leaf.shape[: -grid.dimensions]) for leaf in parts])
         dims, full = range(-grid.dimensions, 0), read_in_parts or sizes
         for number, leaf in enumerate(leaves):
             if has_sizes(leaf, sizes):
-                # A copy, beside which nothing keeps the whole batch in memory.
+                # A copy, so that the whole batch does not stay in memory.
                 local = leaf if read_in_parts else grid.shard(leaf).clone()
                 leaves[number] = shard_of(local, grid, dims, full)
         return pytree.tree_unflatten(leaves, spec)
 
     def _agree(self, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Makes sure that ranks of a grid read the same, and gives them one random state.
+        """Checks that the ranks of a grid read the same batch, and gives them one random state.
 
-        They compare ``shapes``, and of tensors shapes, dtypes and elements from all over them.
+        They compare ``shapes``, and the shapes, dtypes and evenly spread elements of ``tensors``.
         """
         digest = zlib.crc32(str(shapes).encode())
         for tensor in tensors:
             digest = zlib.crc32(f"{tuple(tensor.shape)} {tensor.dtype}".encode(), digest)
             flat = tensor.detach().flatten()
-            # A copy: of one element even a tensor without a stride passes for contiguous.
+            # A copy, since a tensor of one element is contiguous whatever its stride.
             some = flat[:: max(1, len(flat) // _COMPARED)].cpu()
             some = some.clone(memory_format=torch.contiguous_format)
             digest = zlib.crc32(some.view(torch.uint8).numpy().data, digest)
-        states = [torch.get_rng_state()]  # from which masks are drawn
+        states = [torch.get_rng_state()]  # from which dropout draws
         if self._device.type == "cuda":
             states.append(torch.cuda.get_rng_state(self._device))
         state = torch.cat(states)
         everyone = self._gather([zlib.crc32(state.numpy().data), digest])
         if len({other for _, other in everyone}) > 1:
             raise ConfigError(
-                "ranks that share samples have read unlike batches",
-                remedy="let a batch depend on the seed, the epoch and its number alone; a sampler "
-                "of your own takes its number of readers from Trainer.distributed_sampler_kwargs",
+                "ranks that share samples have read different batches",
+                remedy="make a batch depend only on the seed, the epoch and its number; give your "
+                "own sampler the number of readers in Trainer.distributed_sampler_kwargs",
             )
-        if len({state for state, _ in everyone}) > 1:  # one rank draws on its own, as in a callback
+        if len({state for state, _ in everyone}) > 1:  # a rank drew on its own, say in a callback
             first = self._gather(state.view(torch.int64).tolist())[0]
             state = torch.tensor(first).view(torch.uint8)
             torch.set_rng_state(state[: len(states[0])].clone())
@@ -112,7 +112,7 @@ class SampleShards:
                 torch.cuda.set_rng_state(state[len(states[0]) :].clone(), self._device)
 
     def restore(self) -> None:
-        """Lets data sets read whole samples again."""
+        """Makes data sets read whole samples again."""
         for data, sizes in self._readers:
             data.read_part(tuple(slice(0, size) for size in sizes))
         self._readers.clear()

@@ -1,6 +1,6 @@
 """Modules and optimizers of which each rank holds a part; checkpoints hold the whole.
 
-The same serves pipelines, whose ranks hold stages, and domains, whose ranks hold private encoders.
+Used for pipelines, whose ranks hold stages, and for domains, whose ranks hold private encoders.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _GATHERING = "putting the stages' states together"
 
 
 class ShardedOptimizer:
-    """The optimizer of the whole module, reduced in place to the parameters (ids) that are owned.
+    """Reduces the whole module's optimizer in place to this rank's parameters, ``owned`` (ids).
 
     Attributes:
-        whole: parameters of the whole optimizer in its order, those of other ranks without values.
+        whole: all parameters of the whole optimizer, in its order; those of other ranks are empty.
     """
 
     def __init__(self, optimizer: Optimizer, *, owned: Collection[int]) -> None:
         if isinstance(optimizer, LBFGS):
             raise ConfigError(
-                "LBFGS evaluates the whole network several times for one update",
+                "LBFGS evaluates the whole network several times, but a rank holds only a part",
                 remedy="use an optimizer with a state for each parameter, such as SGD or AdamW",
             )
         self.optimizer = optimizer
         self._groups = [list(group["params"]) for group in optimizer.param_groups]
         self._sizes = list(map(len, self._groups))
         self.whole: list[Tensor] = [each for group in self._groups for each in group]
-        self._numbers: list[list[int]] = []  # of each group's owned parameters, in the whole
+        self._numbers: list[list[int]] = []  # positions in the whole, by group
         numbers = itertools.count()
         for group in optimizer.param_groups:
             owns = [(next(numbers), p) for p in group["params"]]
@@ -59,13 +59,13 @@ class ShardedOptimizer:
         for parameter in self.whole:
             if id(parameter) not in owned:
                 optimizer.state.pop(parameter, None)
-        # Early stages update for the first time after the learning rate's first step.
+        # Early stages may update only after the scheduler's first step, of which torch would warn.
         optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def collect(self, *, given: Collection[int]) -> State:
-        """The whole optimizer's state on rank 0, this rank's on others; all ranks call it.
+        """Returns the whole optimizer's state on rank 0, else this rank's; all ranks must call it.
 
-        ``given`` are ids of the parameters whose state this rank gives.
+        ``given``: ids of the parameters whose state this rank sends.
         """
         local = self.optimizer.state_dict()
         numbers = [n for group in self._numbers for n in group]
@@ -83,7 +83,7 @@ class ShardedOptimizer:
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def restore(self, state: Mapping[int, Any]) -> None:
-        """Makes the optimizer whole again; what this rank has of its own stays."""
+        """Makes the optimizer whole again: adds the ``state`` of parameters of other ranks."""
         for group, parameters in zip(self.optimizer.param_groups, self._groups, strict=True):
             group["params"] = list(parameters)
         for number, parameter in enumerate(self.whole):
@@ -91,12 +91,12 @@ class ShardedOptimizer:
                 self.optimizer.state[parameter] = state[number]
 
     def load(self, whole: State) -> None:
-        """Takes this rank's part of a whole optimizer's state."""
+        """Loads this rank's part of a whole optimizer's state."""
         sizes = [len(group["params"]) for group in whole["param_groups"]]
         if sizes != self._sizes:
             raise ConfigError(
-                f"the checkpoint's optimizer has groups of {sizes} parameters, this run's of "
-                f"{self._sizes}",
+                f"the checkpoint's optimizer has groups of {sizes} parameters, but this run's has "
+                f"groups of {self._sizes}",
                 remedy="configure the same optimizer, or load only the weights",
             )
         saved = [n for group in whole["param_groups"] for n in group["params"]]
@@ -112,15 +112,14 @@ class ShardedOptimizer:
 
 
 class GlobalNorm:
-    """Clips by the norm of the gradients of all ranks, as one process does; a collective.
+    """Clips gradients by their norm over all ranks, bit for bit as one process does; collective.
 
-    Ranks exchange the norms of single parameters' gradients, from which
-    ``torch.nn.utils.clip_grad_norm_`` computes the norm of the whole network. They are combined in
-    the order of the whole optimizer, so that gradients have the bits of one process.
+    Ranks exchange the norm of each parameter's gradient, and combine them as
+    ``torch.nn.utils.clip_grad_norm_`` does, in the order of the whole optimizer.
 
     Args:
-        parameters: those of the whole optimizer, in its order.
-        given: ids of those whose norms this rank gives; one rank of those that hold it does.
+        parameters: all parameters of the whole optimizer, in its order.
+        given: ids of the parameters whose norms this rank sends; exactly one rank sends each.
     """
 
     def __init__(self, parameters: Sequence[Tensor], *, given: Collection[int]) -> None:
@@ -130,7 +129,7 @@ class GlobalNorm:
 
     @contextmanager
     def clipping(self, precision: Precision) -> Iterator[None]:
-        """Context in which ``precision`` clips so."""
+        """Context in which ``precision`` clips by this norm."""
         vars(precision)["clip_grad_by_norm"] = partial(self._clip, precision)
         try:
             yield
@@ -142,15 +141,15 @@ class GlobalNorm:
         mine = [(p, p.grad) for p in precision.main_params(optimizer) if p.grad is not None]
         if unknown := [p for p, _ in mine if id(p) not in self._numbers]:
             raise ConfigError(
-                f"a parameter of shape {tuple(unknown[0].shape)} came into the optimizer after the "
-                "run had begun, and the other ranks do not know it when gradients are clipped",
+                f"a parameter of shape {tuple(unknown[0].shape)} was added to the optimizer after "
+                "the run began, but other ranks must know it to clip gradients",
                 remedy="give the optimizer all parameters in configure_optimizers, with lr=0 "
-                "where they are to learn later",
+                "for those that are to learn later",
             )
-        norms_P2 = torch.zeros(len(self._dtypes), 2, dtype=torch.float64)  # norm, whether it is
+        norms_P2 = torch.zeros(len(self._dtypes), 2, dtype=torch.float64)  # norm, 1 if it is given
         given = [(self._numbers[id(p)], grad) for p, grad in mine if id(p) in self._given]
         if given:
-            # As torch takes them, so that they are the same on every kind of device.
+            # As torch computes them, so that they are the same on every kind of device.
             found = torch._foreach_norm([gradient for _, gradient in given], 2.0)
             numbers = [number for number, _ in given]
             norms_P2[numbers, 0] = torch.stack([norm.double() for norm in found]).cpu()
@@ -169,9 +168,9 @@ class GlobalNorm:
 class ModulePart:
     """The part of a module that this rank holds.
 
-    ``holds`` says whether it holds a parameter or buffer, ``source`` which rank gives that to
-    others. ``prune`` frees what this rank does not hold, ``unprune`` makes room for it again, with
-    NaN for values. Our own code reads parameters within ``silent``.
+    ``holds`` tells whether this rank holds the named parameter or buffer, ``source`` which rank
+    sends it to others. ``prune`` frees what this rank does not hold, ``unprune`` allocates it
+    again, filled with NaN. Our own code reads parameters within ``silent``.
     """
 
     holds: Callable[[str], bool]
@@ -185,13 +184,13 @@ _Part = TypeVar("_Part", bound=ModulePart)
 
 
 class ShardedModule(Generic[_Part]):
-    """Gives every rank the values of rank 0, and then keeps those of its own part only.
+    """Gives every rank a module's values on rank 0, then keeps only this rank's part.
 
     All methods are collective: every rank must call them.
 
     Attributes:
-        optimizer: the sharded one; None where nothing is trained.
-        given: ids of the parameters that this rank gives to others.
+        optimizer: the sharded optimizer; None if nothing is trained.
+        given: ids of the parameters that this rank sends to others.
         norm: clips by the norm of all ranks' gradients.
     """
 
@@ -202,7 +201,7 @@ class ShardedModule(Generic[_Part]):
         broadcast_tensors_([*module.parameters(), *module.buffers()], source=0)
         state = module.state_dict()
         self._names = list(state)
-        self._versions = getattr(state, "_metadata", None)  # torch keeps them beside the state
+        self._versions = getattr(state, "_metadata", None)  # torch keeps them on the state dict
         named = dict(module.named_parameters())
         owned = {id(p) for name, p in named.items() if p.requires_grad and part.holds(name)}
         self.given = {id(p) for name, p in named.items() if part.source(name) == rank}
@@ -212,7 +211,7 @@ class ShardedModule(Generic[_Part]):
         self.norm = GlobalNorm(parameters, given=self.given)
 
     def state_dict(self) -> dict[str, Any]:
-        """The module's state under the names of one process: whole on rank 0, else this part."""
+        """Returns the module's state, by the names of one process: whole on rank 0, else a part."""
         with self.part.silent():
             local = self._module.state_dict()
         mine = {
@@ -230,9 +229,9 @@ class ShardedModule(Generic[_Part]):
         return state
 
     def fill(self) -> None:
-        """After :meth:`ModulePart.unprune`: every rank gets the values of all ranks.
+        """Gives every rank the values of the whole module, after :meth:`ModulePart.unprune`.
 
-        The optimizer is whole again too, so that a script can save all of it after a run.
+        The optimizer becomes whole too, so that a script can save it after a run.
         """
         named = [*self._module.named_parameters(), *self._module.named_buffers()]
         sources = {name: self.part.source(name) for name, _ in named}
@@ -257,7 +256,7 @@ class ShardedCheckpoints(Strategy):
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         if self._sharded is None or self._sharded.optimizer is None:
-            return super().optimizer_state(optimizer)  # of the run before, and whole
+            return super().optimizer_state(optimizer)  # of an earlier run, and whole
         return self._sharded.optimizer.collect(given=self._sharded.given)
 
     @override

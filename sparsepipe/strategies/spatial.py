@@ -1,9 +1,9 @@
-"""Spatial parallelism: each sample is cut over a grid of ranks; replicas of the grid share batches.
+"""Spatial parallelism: each sample is cut over a grid of ranks; each grid reads its own batches.
 
 A LightningModule is written as for one device. In its hooks a batch's tensors are shards
 (:class:`sparsepipe.spatial.Shard`), whose shapes are those of the whole, and losses are those of
-whole samples on every rank. Ranks compute equal losses, so that DDP's mean of gradients over all
-ranks is the gradient: within a grid it is the sum of the ranks' parts.
+whole samples. All ranks of a grid compute the same loss, so that DDP's mean of the gradients of all
+ranks is the gradient of that loss.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ log = logging.getLogger(__name__)
 class SpatialStrategy(DataParallelStrategy):
     """Cuts each sample over a grid of ranks.
 
-    Every rank of a grid reads the same batches, of which it keeps its shard; a data set with
-    ``sample_sizes`` and ``read_part`` reads no more than that. The first tensor of a batch that has
-    a batch and a channel dimension before the grid's is the sample; what has its spatial sizes,
-    such as labels of voxels, is cut as well, and everything else is the same on all ranks.
+    All ranks of a grid read the same batches, of which each keeps its shard; a data set with
+    ``sample_sizes`` and ``read_part`` reads no more than that. The sample is the first tensor of a
+    batch that has a batch and a channel dimension before those of the grid. Tensors with its
+    spatial sizes, such as voxel labels, are cut as well; everything else is the same on all ranks.
 
     Args:
-        grid: number of shards along each of the last dimensions; ``auto``: the grid of all ranks
-            of a replica that exchanges the fewest bytes, by ``sample_sizes`` of the data module.
-        replicas: how many grids there are, each of which reads batches of its own.
-        overlap: compute what needs no halo while halos are under way.
-        gather_predictions: predictions are whole on every rank; otherwise they are shards, for
-            :class:`sparsepipe.callbacks.WriteShards`.
+        grid: number of shards along each of the last dimensions; ``auto``: the grid that exchanges
+            the fewest bytes for samples of the data module's ``sample_sizes``.
+        replicas: number of grids, each of which reads its own batches.
+        overlap: whether to compute what needs no halo while halos are under way.
+        gather_predictions: whether every rank gets whole predictions; otherwise they are shards,
+            for :class:`sparsepipe.callbacks.WriteShards`.
 
     Other arguments are those of :class:`DataParallelStrategy`.
 
     Attributes:
-        grid: the ranks that share this one's samples, while a Trainer runs.
+        grid: the grid of ranks that share this rank's samples, while a Trainer runs.
 
     Raises:
         ConfigError: when training starts, the product of grid and replicas is not the number of
@@ -102,14 +102,13 @@ class SpatialStrategy(DataParallelStrategy):
 
     @override
     def setup_distributed(self) -> None:
-        with isolate_rng():  # draws go on where the script left them, as on one device
+        with isolate_rng():  # random draws continue as on one device
             super().setup_distributed()
         check_grid(self._shape or "auto", replicas=self._replicas, ranks=self.world_size)
         size = self.world_size // self._replicas
         process_group.ranks_per_sample = size
-        # The group of this rank's grid, and that of the ranks in its place of all grids. The grid's
-        # is one of its own, also where it has all ranks: DDP's messages are on their way between
-        # halos.
+        # The group of this rank's grid, and that of the ranks in the same place of all grids. The
+        # first is a separate group even if it has all ranks: DDP's messages travel between halos.
         grids = [range(first, first + size) for first in range(0, self.world_size, size)]
         places = [range(place, self.world_size, size) for place in range(size)]
         options: dict[str, Any] = {
@@ -124,13 +123,13 @@ class SpatialStrategy(DataParallelStrategy):
         assert module is not None
         if internals.synchronises_batch_norm(self):
             raise ConfigError(
-                "trainer.sync_batchnorm=true does not go with samples that are cut over a grid",
-                remedy="leave it out: batch norms take the whole samples of their grid anyway",
+                "trainer.sync_batchnorm=true cannot be combined with samples cut over a grid",
+                remedy="leave it out: batch norms already normalise over whole samples",
             )
         if internals.is_compiled(module):
             raise ConfigError(
-                f"{type(module).__name__} is compiled as a whole, and does not ask for rules of "
-                "shards",
+                f"{type(module).__name__} is compiled as a whole, so that its layers cannot be "
+                "replaced by rules for shards",
                 remedy="train the module that it was compiled from",
             )
         shape = self._shape
@@ -138,13 +137,15 @@ class SpatialStrategy(DataParallelStrategy):
             sizes = getattr(getattr(trainer, "datamodule", None), "sample_sizes", None)
             if sizes is None:
                 raise ConfigError(
-                    "grid=auto chooses by the size of samples, and the data module has no "
+                    "grid=auto chooses by the size of samples, but the data module has no "
                     "sample_sizes",
                     remedy="give the grid, such as [1, 2], or a data module with sample_sizes",
                 )
             shape = best_grid(tuple(sizes), self.world_size // self._replicas)
             if self.global_rank == 0:
-                log.info("grid %s for samples of %s: the fewest halos", shape, tuple(sizes))
+                log.info(
+                    "grid %s for samples of %s: the fewest bytes of halos", shape, tuple(sizes)
+                )
         self.grid = Grid(shape, self._groups[0], overlap=self._overlap)
         self._shards = SampleShards(self.grid, self.root_device)
         spatialize_layers(module, self.grid)
@@ -161,14 +162,14 @@ class SpatialStrategy(DataParallelStrategy):
     @override
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
         if not isinstance(reduce_op, str) or group is not None:
-            return super().reduce(tensor, group, reduce_op)  # on which all ranks are to agree
+            return super().reduce(tensor, group, reduce_op)  # on which all ranks must agree
         if self._replicas == 1:
             return tensor
         return super().reduce(tensor, self._groups[1], reduce_op)
 
     @override
     def process_dataloader(self, dataloader: object) -> object:
-        """Lets a data set that can read a part of each sample read this rank's shard only."""
+        """Makes a data set that can read parts of samples read only this rank's shards."""
         assert self._shards is not None
         self._shards.read(dataloader, stage_of(self.lightning_module))
         return dataloader
@@ -188,11 +189,11 @@ class SpatialStrategy(DataParallelStrategy):
 
     @override
     def backward(self, *args: Any, **kwargs: Any) -> Any:
-        # DDP's own sums name no rank when one is gone.
+        # DDP's own reduction would not name a missing rank.
         with collective("adding up gradients"):
             loss = super().backward(*args, **kwargs)
-            # DDP knows nothing of parameters that were frozen when training began, and each rank
-            # has its part of their gradients only.
+            # DDP ignores parameters that were frozen when training began, and each rank has only
+            # its part of their gradients.
             found = [each.grad for each in self._frozen if each.grad is not None]
             if found and getattr(self.model, "require_backward_grad_sync", True):
                 process_group.average_(found)
@@ -212,7 +213,7 @@ class SpatialStrategy(DataParallelStrategy):
         for group in self._groups:
             process_group.destroy_group(group)
         self._groups.clear()
-        vars(self).pop("grid", None)  # whose group has threads
+        vars(self).pop("grid", None)  # its group has threads
         super().teardown()
 
 
@@ -220,18 +221,18 @@ def check_grid(grid: Sequence[int] | Literal["auto"], *, replicas: int, ranks: i
     """Checks that replicas of a grid use all ranks.
 
     Raises:
-        ConfigError: they do not, or a grid has one rank only.
+        ConfigError: some ranks are left over or missing, or a grid has only one rank.
     """
     size = None if grid == "auto" else math.prod(map(int, grid))
     text = "a grid" if grid == "auto" else f"a grid of {' x '.join(map(str, grid))}"
     if replicas < 1 or ranks % replicas or size not in (None, ranks // replicas):
         raise ConfigError(
-            f"{text} and {replicas} replicas of it do not fit {ranks} ranks",
-            remedy="make the product of grid and replicas the number of devices",
+            f"{text} with replicas={replicas} does not fit {ranks} ranks",
+            remedy="make the product of the grid's shards and replicas the number of devices",
         )
     if ranks == replicas and ranks > 1:
         raise ConfigError(
-            f"{text} for each of {ranks} replicas has one rank",
+            f"replicas={replicas} leaves only one rank for each grid",
             remedy="choose data parallelism: parallel=dp",
         )
 
@@ -239,5 +240,5 @@ def check_grid(grid: Sequence[int] | Literal["auto"], *, replicas: int, ranks: i
 StrategyRegistry.register(
     SpatialStrategy.strategy_name,
     SpatialStrategy,
-    description="each sample over a grid of ranks, which exchange halos",
+    description="each sample cut over a grid of ranks, which exchange halos",
 )

@@ -1,7 +1,7 @@
 """Every private name of Lightning that SparsePipe relies on, behind public functions.
 
-No other file touches them. ``tests/unit/strategies/test_trainer_internals.py`` lists them and names
-the one that is missing when another version of Lightning is installed.
+No other file uses them. ``tests/unit/strategies/test_trainer_internals.py`` lists them and names
+those that the installed version of Lightning lacks.
 """
 
 from __future__ import annotations
@@ -33,11 +33,9 @@ LoggedValue = _ResultMetric
 _EVALUATING = (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING, RunningStage.TESTING)
 _BATCH_HOOKS = ("_on_before_batch_transfer", "_apply_batch_transfer_handler")
 ACCUMULATED = ("value", "cumulated_batch_size", "_update_count", "has_reset", "_forward_cache")
-"""Attributes of a logged number with its sums; Lightning makes new tensors for them, so the old
-ones stay valid.
-"""
+"""Attributes with a logged number's sums; Lightning makes new tensors, so old ones stay valid."""
 move_optimizer = _optimizer_to_device
-"""Moves the state of an optimizer to a device, but for step counters."""
+"""Moves an optimizer's state, except for step counters, to a device."""
 process_group_exists = _distributed_is_initialized
 """Whether this process has joined a default process group."""
 
@@ -46,7 +44,7 @@ process_group_exists = _distributed_is_initialized
 
 
 def run_failed(module: pl.LightningModule | None) -> bool:
-    """Whether the last run of a module's Trainer failed, or the module has none."""
+    """Whether the last run of a module's Trainer failed; also true if it has no Trainer."""
     trainer = None if module is None else module._trainer
     return trainer is None or trainer.state.status == TrainerStatus.INTERRUPTED
 
@@ -58,7 +56,7 @@ def is_compiled(module: pl.LightningModule) -> bool:
 
 @contextmanager
 def actual_device(module: pl.LightningModule) -> Iterator[torch.device]:
-    """Within, ``module.device`` is the device on which the parameters are.
+    """Context in which ``module.device`` is the device of its parameters; yields that device.
 
     Before a strategy moves a module, Lightning already reports the device to which it will go.
     """
@@ -78,7 +76,7 @@ def actual_device(module: pl.LightningModule) -> Iterator[torch.device]:
 
 
 logged_values: Callable[[pl.Trainer], Any] = attrgetter("_results")
-"""Values logged in the running loop by key: a mapping to :data:`LoggedValue`, or None."""
+"""Values logged in the running loop: a :data:`LoggedValue` by key; None outside of loops."""
 training_values: Callable[[pl.Trainer], Mapping[str, LoggedValue]] = attrgetter(
     "fit_loop.epoch_loop._results"
 )
@@ -89,9 +87,9 @@ current_hook: Callable[[pl.LightningModule], str | None] = attrgetter("_current_
 
 @contextmanager
 def logging_hook(module: pl.LightningModule, hook: str) -> Iterator[None]:
-    """Within, ``self.log`` assigns values to ``hook``, as if it had run last.
+    """Context in which ``self.log`` assigns values to ``hook``, as if it had run last.
 
-    Without that, Lightning begins the epoch's sums anew.
+    Otherwise Lightning would reset the epoch's sums.
     """
     connector = module.trainer._logger_connector
     before, module._current_fx_name = module._current_fx_name, hook
@@ -102,12 +100,12 @@ def logging_hook(module: pl.LightningModule, hook: str) -> Iterator[None]:
 
 
 def drop_computed(item: LoggedValue) -> None:
-    """Lets the value of an epoch be computed anew from its sums."""
+    """Drops an epoch's computed value, so that it is computed again from its sums."""
     item._computed = None
 
 
 def log_step_metrics(trainer: pl.Trainer) -> None:
-    """Hands the metrics of the running step to the loggers, as Lightning does after a batch."""
+    """Sends the running step's metrics to the loggers, as Lightning does after a batch."""
     trainer._logger_connector.on_batch_end()
     trainer._logger_connector.update_train_step_metrics()
 
@@ -116,23 +114,23 @@ def log_step_metrics(trainer: pl.Trainer) -> None:
 
 
 active_loop: Callable[[pl.Trainer], Any] = attrgetter("_active_loop")
-"""The loop that trains, validates, tests or predicts now; a validation within a fit's, too."""
+"""The running loop: training, validation (also within a fit), test or prediction."""
 loaders_of: Callable[[Any], list[Any]] = attrgetter("_combined_loader.flattened")
 """Data loaders that a loop reads."""
 reading_mode: Callable[[Any], str] = attrgetter("_combined_loader._mode")
 """``"sequential"`` for a loop that reads one loader after the other, not all side by side."""
 has_read_all: Callable[[Any], bool] = attrgetter("_data_fetcher.done")
-"""Whether the running batch of a loop is the last one."""
+"""Whether a loop's running batch is its last."""
 optimizer_steps: Callable[[pl.Trainer], int] = attrgetter(
     "fit_loop.epoch_loop._batches_that_stepped"
 )
-"""Training batches after which the optimizer stepped: Lightning's step for loggers."""
+"""Number of training batches after which the optimizer stepped: the step that loggers get."""
 
 
 def combined_batch(
     trainer: pl.Trainer, loop: Any, batches: Sequence[Any], *, device: torch.device
 ) -> Any:
-    """One batch of each loader, put together and moved to a device as a loop hands it to a step."""
+    """Combines a batch of each loader and moves it to a device, as a loop does for a step."""
     module, spec = trainer.lightning_module, loop._combined_loader._spec
     in_turn = reading_mode(loop) == "sequential"
     batch = batches[0] if in_turn else pytree.tree_unflatten(batches, spec)
@@ -151,22 +149,22 @@ def ends_or_saves(trainer: pl.Trainer, step: int) -> bool:
 
 
 def validation_follows(trainer: pl.Trainer) -> bool:
-    """Whether Lightning validates after the running step, whatever replaces that decision."""
+    """Whether Lightning's own rule, even if it is replaced, validates after the running step."""
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     assert fetcher is not None
     return bool(type(loop)._should_check_val_fx(loop, fetcher))
 
 
 def clear_restarting(trainer: pl.Trainer) -> None:
-    """Lets training begin its epoch anew, though a checkpoint was loaded.
+    """Makes training start its epoch from the beginning, though a checkpoint was loaded.
 
-    The property of the training loop insists on restarting; that of its base class can be set.
+    The training loop's own property cannot be cleared, but that of its base class can.
     """
     _Loop.restarting.fset(trainer.fit_loop, False)  # type: ignore[attr-defined]
 
 
 def replace_loader_restoration(trainer: pl.Trainer, prepare: Callable[[], None]) -> None:
-    """Calls ``prepare`` where Lightning restores new loaders, before it makes their iterators."""
+    """Makes Lightning call ``prepare`` in place of restoring loaders, before it iterates them."""
     trainer.fit_loop._load_combined_loader_states = prepare  # type: ignore[method-assign]
 
 
@@ -174,12 +172,12 @@ def replace_loader_restoration(trainer: pl.Trainer, prepare: Callable[[], None])
 
 
 def disable_signal_broadcast(trainer: pl.Trainer) -> None:
-    """Lets no step begin with Lightning's broadcast of whether a signal arrived."""
+    """Turns off Lightning's broadcast, at each step's beginning, of whether a signal arrived."""
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 signals: Callable[[pl.Trainer], Any] = attrgetter("_signal_connector")
-"""Lightning's handling of signals, whose ``received_sigterm`` may be set."""
+"""Lightning's signal connector, whose ``received_sigterm`` may be set."""
 
 
 def replace_in_loops(
@@ -189,10 +187,11 @@ def replace_in_loops(
     handle: Callable[[Any, Any], None],
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> None:
-    """Changes what Lightning does around steps.
+    """Changes what Lightning does around steps, and turns off its broadcast of signals.
 
-    ``decide`` is called with the data fetcher after each step and says whether to validate,
-    ``handle`` with a signal's number and frame; ``wrap`` wraps the module's hooks for batches.
+    ``decide`` is called with the data fetcher after each step and tells whether to validate;
+    ``handle`` is called with a signal's number and frame; ``wrap`` is given each of the module's
+    hooks for batches and returns its replacement.
     """
     disable_signal_broadcast(trainer)
     trainer.fit_loop.epoch_loop._should_check_val_fx = decide  # type: ignore[method-assign, assignment]
@@ -203,7 +202,7 @@ def replace_in_loops(
 
 
 def restore_loops(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Takes back all that the functions of this file have wrapped, replaced or disabled."""
+    """Undoes the changes to hooks, signals, validation and evaluation samplers in this file."""
     replaced: dict[Any, tuple[str, ...]] = {
         module: _BATCH_HOOKS,
         trainer._signal_connector: ("_sigterm_notifier_fn",),
@@ -216,13 +215,13 @@ def restore_loops(trainer: pl.Trainer, module: pl.LightningModule) -> None:
 
 
 def goes_by_clock(owner: pl.Trainer | pl.Callback) -> bool:
-    """Whether a Trainer validates, or a callback saves checkpoints, by a clock."""
+    """Whether a Trainer validates, or a callback saves checkpoints, at intervals of time."""
     names = ("_val_check_time_interval", "_train_time_interval")
     return any(getattr(owner, name, None) is not None for name in names)
 
 
 def finds_learning_rate(trainer: pl.Trainer) -> bool:
-    """Whether the running steps are those of Lightning's search for a learning rate.
+    """Whether Lightning's learning rate finder is running.
 
     It looks at the loss of each step, and stops all ranks together.
     """
@@ -230,7 +229,7 @@ def finds_learning_rate(trainer: pl.Trainer) -> bool:
 
 
 def after_timed_step(timer: Timer, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-    """A Timer's hook after a step, in which rank 0 alone looks at the clock."""
+    """Replaces a Timer's hook after a step, so that only rank 0 looks at the clock."""
     if trainer.is_global_zero and timer._interval == Interval.step:
         left_s = timer.time_remaining()
         if left_s is not None and left_s <= 0:
@@ -246,18 +245,18 @@ def synchronises_batch_norm(strategy: DDPStrategy) -> bool:
 
 
 def resolve_process_group_backend(strategy: DDPStrategy) -> str:
-    """The backend of a strategy's process group, which it keeps: the option, or the default."""
+    """Returns a strategy's process group backend, given or by default, and stores it there."""
     strategy._process_group_backend = strategy._get_process_group_backend()
     return strategy._process_group_backend
 
 
 accelerator_connector: Callable[[pl.Trainer], Any] = attrgetter("_accelerator_connector")
-"""Holds ``use_distributed_sampler``: whether Lightning gives loaders a sampler of its own."""
+"""Lightning's object with ``use_distributed_sampler``: whether it replaces loaders' samplers."""
 
 
 def unpad_evaluation_samplers(trainer: pl.Trainer) -> None:
-    """Lets the samplers that Lightning makes for validation and test end where their data do, so
-    that each sample counts once.
+    """Makes Lightning's samplers for validation and test end with their data, so that each sample
+    counts once.
     """
     connector = trainer._data_connector
 

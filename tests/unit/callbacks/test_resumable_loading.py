@@ -280,7 +280,7 @@ def test_other_loaders_begin_their_epoch_again(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(tmp_path, kind, end=("stop", STOP))
-    assert "repeats epoch 2" in caplog.text
+    assert "repeat epoch 2" in caplog.text
     assert REPEATED[kind] in caplog.text
     read, _ = train(tmp_path, kind)
     assert sorted(read) == [(epoch, batch) for epoch in (1, 2) for batch in range(BATCHES)]

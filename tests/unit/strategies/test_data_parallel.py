@@ -155,5 +155,5 @@ def test_synchronised_batch_norm_would_replace_a_forward_of_its_own() -> None:
     strategy = DataParallelStrategy()
     trainer = pl.Trainer(strategy=strategy, devices=1, sync_batchnorm=True, **QUIET)
     strategy.connect(module)
-    with pytest.raises(ConfigError, match=r"replaces norm, (.|\n)*sync_batchnorm=false"):
+    with pytest.raises(ConfigError, match=r"would replace norm, (.|\n)*sync_batchnorm=false"):
         strategy.setup(trainer)

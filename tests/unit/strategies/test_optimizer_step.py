@@ -156,7 +156,7 @@ def test_clipping_is_replaced_for_an_update_only() -> None:
     norm, plain = GlobalNorm([], given=()), Precision()
     with (
         norm.clipping(plain),
-        pytest.raises(ConfigError, match=r"shape \(2,\) came into the optimizer after"),
+        pytest.raises(ConfigError, match=r"shape \(2,\) was added to the optimizer after"),
     ):
         plain.clip_gradients(optimizer, 1.0)
     assert "clip_grad_by_norm" not in vars(plain)

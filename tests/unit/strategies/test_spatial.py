@@ -542,13 +542,13 @@ def compiled_part() -> Net:
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     r"attention.0 \(MultiheadAttention\)": (Attentive, {}),
     "fftn has no rule": (Functional, {}),
-    "a grid of 2 x 2 and 1 replicas of it do not fit 2 ranks": (Net, {"grid": (2, 2)}),
+    "a grid of 2 x 2 with replicas=1 does not fit 2 ranks": (Net, {"grid": (2, 2)}),
     "no tensor with 3 dimensions after batch and channel": (Net, {"grid": (1, 1, 2)}),
-    "sync_batchnorm=true does not go with samples": (Net, {"sync_batchnorm": True}),
+    "sync_batchnorm=true cannot be combined with samples": (Net, {"sync_batchnorm": True}),
     # As Lightning's own sampler would deal them: each rank reads other samples.
-    "have read unlike batches": (Net, {"readers": 2}),
-    "have read unlike batches, whose": (Net, {"readers": 2, "data": {"named": False}}),
-    "has nothing that tells which they are": (Net, {"data": {"named": False, "in_parts": True}}),
+    "have read different batches": (Net, {"readers": 2}),
+    "have read different batches, whose": (Net, {"readers": 2, "data": {"named": False}}),
+    "does not tell which samples it has": (Net, {"data": {"named": False, "in_parts": True}}),
     "Net is compiled as a whole": (lambda: torch.compile(Net().double()), {}),
     r"down \(Sequential\) is compiled": (compiled_part, {}),
 }
