@@ -159,8 +159,8 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         wanted = ("domains", "use", "parts_of_domains")
         if missing := [name for name in wanted if not hasattr(module, name)]:
             raise ConfigError(
-                f"{type(module).__name__} has no attribute {missing[0]}, so it has no domains to "
-                "spread over ranks",
+                f"{type(module).__name__} has no {missing[0]}, so there are no domains to spread "
+                "over ranks",
                 remedy="choose a model with domains (model=dsn_2d, dsn_3d or dsn_sparse), or "
                 "another strategy",
             )
