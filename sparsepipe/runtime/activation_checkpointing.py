@@ -1,7 +1,7 @@
-"""Activation checkpointing: spans of layers keep their input only, and run again in the backward.
+"""Activation checkpointing: a span of layers keeps only its input and runs again in the backward.
 
 Uses the non-reentrant ``torch.utils.checkpoint``, so that the graph, and with it the order of every
-sum, is the same as without recomputation. The second run computes what the first did, and leaves
+sum, is the same as without recomputation. The second run computes the same as the first, and leaves
 random generators and the statistics of norm layers as they were.
 """
 
@@ -39,14 +39,14 @@ _second_run = ContextVar("_second_run", default=False)
 
 
 def recomputing() -> bool:
-    """Whether layers run again in the backward, also those that checkpoint themselves."""
+    """Whether layers are running again in a backward, including any that checkpoint themselves."""
     return _second_run.get() or torch._C._current_graph_task_id() != -1
 
 
 class RecomputedSpan:
-    """Consecutive layers of which only the input is kept for the backward.
+    """Consecutive layers that keep only their input for the backward.
 
-    ``randomness`` seeds the draws of each layer; None: layers draw from the generators as they are.
+    ``randomness`` seeds the random draws of each layer; None leaves the generators as they are.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class RecomputedSpan:
         self._modules = [inner for number in span for inner in layers[number].modules()]
 
     def __call__(self, value: Any, run_layers: Callable[[Any], Any]) -> Any:
-        """Runs the layers so that their activations are freed.
+        """Returns ``run_layers(value)``, whose activations are recomputed in the backward.
 
-        Raises a ConfigError for a layer that would compute something else in its second run.
+        Raises a ConfigError if a layer would compute something different in its second run.
         """
         tensors, put_together = _taken_apart(value)
         statistics = [
@@ -70,7 +70,7 @@ class RecomputedSpan:
             if tensor is not None
         ]
         drawn: dict[Any, Any] = {}
-        first = [value]  # for the first run, which has the sparse tensors' caches
+        first = [value]  # for the first run, which uses the caches of sparse tensors
         del value
 
         def run(*kept: Tensor) -> Any:
@@ -78,7 +78,7 @@ class RecomputedSpan:
                 if first:
                     stack.enter_context(self._recording(kept, drawn))
                     return run_layers(first.pop())
-                # All as it was in the first run, and afterwards as it is now.
+                # The state of the first run is restored here, and the present one at the end.
                 if self._randomness is not None:
                     stack.enter_context(self._randomness.preserved())
                 for module, name, tensor in statistics:
@@ -90,14 +90,14 @@ class RecomputedSpan:
                 stack.callback(set_states, swap_states(found))
                 return run_layers(put_together(kept))
 
-        keyed = self._randomness is not None  # each layer sets torch's generators itself
+        keyed = self._randomness is not None  # then torch's generators are seeded for each layer
         return checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=not keyed)
 
     @contextmanager
     def _recording(self, kept: Sequence[Tensor], drawn: dict[Any, Any]) -> Iterator[None]:
-        """Stores in ``drawn`` the states of generators that the first run draws from.
+        """Stores in ``drawn`` the states that generators have before the first run draws from them.
 
-        Refuses layers of which a second run would compute something else.
+        Refuses layers that would compute something different in a second run.
         """
         versions = [tensor._version for tensor in kept]
         buffers = [
@@ -114,19 +114,19 @@ class RecomputedSpan:
         changed = [(type(m).__name__, name) for m, name, t, v in buffers if t._version != v]
         refused, after = "", self._generators()
         if any(a._version != b for a, b in zip(kept, versions, strict=True)):
-            refused = "works in place on the input of the first, which is kept to recompute them"
+            refused = "changes in place the input of the first, which is kept to recompute them"
             remedy = f"give that layer inplace=False, or {remedy}"
         elif changed:
-            refused = f"({changed[0][0]}) would change its buffer {changed[0][1]!r} twice"
+            refused = f"({changed[0][0]}) would change its buffer {changed[0][1]!r} in both runs"
         elif generators != after:
-            refused = "makes or replaces a random generator, and would draw something else again"
-            remedy = f"make generators in __init__ and keep them, or {remedy}"
+            refused = "creates or replaces a random generator, and would draw differently again"
+            remedy = f"create generators in __init__ and keep them, or {remedy}"
         if refused:
             raise ConfigError(f"one of {self._layers} {refused}", remedy=remedy)
         drawn.update(states_before_draws(states, states_of(after)))
 
     def _generators(self) -> dict[Any, Generator]:
-        """Collected at each run, since modules may get other generators between epochs."""
+        """Generators of the layers, found anew: modules may get different ones between epochs."""
         found: dict[Any, Generator] = {"numpy": NUMPY, "python": PYTHON}
         for place, module in enumerate(self._modules):
             named = vars(module).items()
@@ -135,14 +135,14 @@ class RecomputedSpan:
 
 
 def _taken_apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
-    """The tensors of a span's input, each once, and a function that makes the input of them.
+    """The distinct tensors of a span's input, and a function that rebuilds the input from them.
 
-    The function keeps no tensor alive but coordinates.
+    The function keeps no tensors alive except coordinates.
     """
     flat, tree = pytree.tree_flatten(value, is_leaf=lambda node: isinstance(node, SparseTensor))
     places: dict[int, int] = {}
     tensors: list[Tensor] = []
-    # A value; or the place of a tensor; or that of features, with the grid and the coordinates.
+    # A value; or the index of a tensor; or that of features, with their grid and coordinates.
     parts: list[tuple[Any, int | None, _SharedCoordinates | None]] = []
     for leaf in flat:
         tensor = leaf.feats if isinstance(leaf, SparseTensor) else leaf
@@ -165,7 +165,7 @@ def _taken_apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]],
         found: list[Any] = []
         for part, place, level in parts:
             if level is not None and place is not None:
-                # The first run's cache, or that of all second runs if it is gone.
+                # The first run's cache, or, if that is gone, the one that second runs share.
                 cache = level.first() or level.bare
                 found.append(SparseTensor(kept[place], level.coords_N4, cache=cache, **part))
             else:
@@ -176,7 +176,7 @@ def _taken_apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]],
 
 
 class _SharedCoordinates(NamedTuple):
-    """Coordinates, a weak reference to what is derived from them, and a cache without that."""
+    """Coordinates, a weak reference to the first run's cache, and an empty one for second runs."""
 
     coords_N4: Tensor
     first: weakref.ref[CoordinateCache]
@@ -184,4 +184,4 @@ class _SharedCoordinates(NamedTuple):
 
 
 _levels: WeakKeyDictionary[CoordinateCache, _SharedCoordinates] = WeakKeyDictionary()
-"""The coordinates that all spans share which begin at them."""
+"""What spans share whose inputs have the same coordinates, by the coordinates' cache."""

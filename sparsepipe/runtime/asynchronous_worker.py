@@ -1,4 +1,4 @@
-"""The worker of the asynchronous pipeline: does a rank's actions in the schedule's order."""
+"""The worker of the asynchronous pipeline: performs a rank's actions in the schedule's order."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ _PEAKS: dict[Mode, Callable[[Tally], int]] = {
     Mode.SPECTRAIN: lambda tally: tally.predicted,
     Mode.NONE: lambda tally: 1,
 }
-"""Most sets of weights that a rank has in use at a time, by the schedule."""
+"""Largest number of weight sets in use at a time that the schedule gives a rank, by mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """The minibatches that ran on this rank between two drains.
+    """Record of what a rank ran between two drains.
 
     Attributes:
-        version_of_forward: by minibatch of this rank, updates before its forward.
-        version_of_backward: the version that its backward used.
+        minibatches: number of minibatches in the segment, on all ranks of a stage together.
+        version_of_forward: updates before the forward of each minibatch of this rank.
+        version_of_backward: likewise, the version of the weights that its backward used.
+        peak_versions: largest number of weight sets in use at a time.
     """
 
     minibatches: int
@@ -49,10 +51,10 @@ class AsynchronousWorker(StageWorker[Events]):
     """Runs one rank's share of every minibatch.
 
     Args:
-        weights: weights of its stage; None for evaluation only.
+        weights: the weights of the rank's stage; None: the worker only evaluates.
 
     Attributes:
-        segments: set this to a list to record what ran.
+        segments: records of what ran, one per drain; None, the default: nothing is recorded.
     """
 
     def __init__(self, *, weights: Weights | None, **common: Any) -> None:
@@ -112,7 +114,7 @@ class AsynchronousWorker(StageWorker[Events]):
         for action in actions:
             self._tally.see(action)
             number, of = action.number, "minibatch"
-            if action.kind == "U":  # of a round, which is named by its first minibatch
+            if action.kind == "U":  # the update of a round, which its first minibatch identifies
                 number = self._order.first_of(number)
                 several = self._plan.replicas(self._number) > 1
                 of = "the round that begins with minibatch" if several else of

@@ -1,4 +1,4 @@
-"""How fast ranks communicate: messages over the pipeline's transport, and sums over ranks."""
+"""Measures communication between ranks: messages over the pipeline's transport, and sums."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class TimingBudget:
     """How often something is timed, and how long that may take.
 
     Attributes:
-        repeats: times that count; at least 1.
-        warmups: times before those; fewer where they would take longer than ``most_s``.
-        most_s: seconds after which nothing is repeated once more; it is timed once at least.
-        timeout_s: limit of every wait for another rank.
+        repeats: measurements that count; at least 1.
+        warmups: measurements before those; fewer if they would take longer than ``most_s``.
+        most_s: seconds for all measurements; one that begins later is the last.
+        timeout_s: limit in seconds of every wait for another rank.
     """
 
     repeats: int
@@ -37,7 +37,7 @@ class TimingBudget:
     timeout_s: float
 
     def times_s(self, exchange: Callable[[bool], None]) -> list[float]:
-        """Times of an exchange, which is passed whether it is the last one."""
+        """Seconds of each call of ``exchange``, whose argument is whether the call is the last."""
         begun_s, warm, counted = time.perf_counter(), 0, list[float]()
         while True:
             start_s = time.perf_counter()
@@ -53,17 +53,17 @@ class TimingBudget:
                 return counted
 
     def within(self, once_s: float) -> tuple[int, int]:
-        """Warm-ups and repeats of what takes ``once_s``, all in ``most_s`` unless it is but one."""
+        """Warm-ups and repeats, ``once_s`` each, that fit in ``most_s``; at least one repeat."""
         room = max(1, int(self.most_s / max(once_s, 1e-9)))
         warmups = min(self.warmups, room - 1)
         return warmups, min(self.repeats, room - warmups)
 
 
 class Benchmark:
-    """All ranks at one measurement after the other; every rank makes one at the same time.
+    """Runs measurements one after another on all ranks, which create it at the same time.
 
-    Tensors are sent from ``device``, by default the host, and between CUDA devices over NCCL if
-    ``direct``.
+    Tensors are sent from ``device``, by default the host; with ``direct``, between CUDA devices
+    over NCCL.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Benchmark:
 
     @contextmanager
     def turn(self, what: str) -> Iterator[None]:
-        """Context of a measurement by some of the ranks, for whose end all others wait."""
+        """Context of a measurement on some of the ranks, whose end all ranks wait for."""
         try:
             yield
             with collective(f"waiting for the end of {what}", self._everyone):
@@ -92,7 +92,7 @@ class Benchmark:
             torch.cuda.synchronize(self.device)
 
     def close(self) -> None:
-        """Ends what only measurements need; a collective."""
+        """Closes the connections that only measurements need; a collective."""
         dist.destroy_process_group(self._everyone)
 
 
@@ -101,9 +101,10 @@ class MessageTime:
     """How long a message takes from one rank to another.
 
     Attributes:
-        both_ways: ``target`` sends as much to ``source`` at the same time.
-        seconds: median from the send to the arrival of the answer, an empty message.
-        latency_s: median of half the time that an empty message takes there and back.
+        both_ways: whether ``target`` sends as much to ``source`` at the same time.
+        seconds: median time from the send to the arrival of the answer, an empty message.
+        latency_s: half the median time that an empty message takes there and back.
+        repeats: number of measurements.
     """
 
     source: int
@@ -116,14 +117,14 @@ class MessageTime:
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes a second, each way."""
+        """Bytes per second in each direction."""
         return self.size_bytes / self.seconds
 
 
 def pairs_of(hosts: Sequence[int], *, all_up_to: int) -> list[tuple[int, int]]:
-    """Pairs of ranks, by the number of each one's host: all of up to ``all_up_to`` ranks.
+    """Pairs of ranks to measure, given each rank's host number: all, up to ``all_up_to`` ranks.
 
-    Of more, one pair inside each host and one between any two.
+    With more ranks, one pair inside each host and one between every two hosts.
     """
     if len(hosts) <= all_up_to:
         return list(combinations(range(len(hosts)), 2))
@@ -136,10 +137,10 @@ def pairs_of(hosts: Sequence[int], *, all_up_to: int) -> list[tuple[int, int]]:
 def time_pairs(
     benchmark: Benchmark, pairs: Sequence[tuple[int, int]], sizes_bytes: Sequence[int]
 ) -> list[MessageTime]:
-    """Times that this rank takes as the first of a pair or as the one that sends; a collective.
+    """Times of the messages that this rank sends; a collective.
 
-    Each pair is timed by itself, the lower rank first: there, back, and with the last and largest
-    size both ways at once.
+    Each pair is timed by itself: from its first rank to the second, back, and, with the last and
+    largest size, both ways at once.
     """
     found: list[MessageTime] = []
     for first, second in pairs:
@@ -157,7 +158,7 @@ def time_pairs(
 
 
 class _Pair:
-    """Two ranks and the channels between them; the other ranks only stand by."""
+    """Two ranks and the channels between them; the other ranks take no part in measurements."""
 
     def __init__(self, benchmark: Benchmark, first: int, second: int) -> None:
         self._me = dist.get_rank()
@@ -176,13 +177,13 @@ class _Pair:
         )
 
     def time(self, source: int, size_bytes: int, *, both_ways: bool) -> list[MessageTime]:
-        """The time if this rank is ``source``; a measurement without bytes is the latency."""
+        """Times messages; only ``source`` returns a result, and none for 0 bytes, the latency."""
         if self._other < 0:
             return []
         leads = self._me == source
         load = None
         if size_bytes and (leads or both_ways):
-            # Written to, since pages that never were are all one page of zeros.
+            # Ones, since pages that were never written to all share one page of zeros.
             load = torch.ones(size_bytes, dtype=torch.uint8, device=self._benchmark.device)
             self._benchmark.synchronize()
         if not leads:
@@ -222,7 +223,7 @@ class _Pair:
 
     def _send(self, load: Any, *, last: bool = False) -> None:
         message = Message(minibatch=next(self._sent), meta={"last": last}, tree=load)
-        # As a large message goes, whatever its size: tensors follow once the header has been read.
+        # Sent like a large message, whatever its size: tensors follow once the header is read.
         self.network.send(self._kinds[self._me], self._other, message, held_back=True)
 
     def _receive(self) -> bool:
@@ -242,8 +243,9 @@ class ReductionTime:
     """How long ranks take for a sum over all of them.
 
     Attributes:
-        how: ``all_reduce`` is torch's, as data parallelism uses it; ``replicas`` the ordered sum by
+        how: ``all_reduce`` is torch's, as in data parallelism; ``replicas`` is the ordered sum with
             which the replicas of a stage average gradients.
+        seconds: median time of a sum on the first of ``ranks``.
     """
 
     ranks: tuple[int, ...]
@@ -254,7 +256,7 @@ class ReductionTime:
 
 
 def groups_of(hosts: Sequence[int]) -> list[tuple[int, ...]]:
-    """All ranks, and those of each host that has several, by the number of each rank's host."""
+    """Groups of ranks, given each rank's host number: all ranks, and those of each larger host."""
     everyone = tuple(range(len(hosts)))
     inside = [tuple(r for r in everyone if hosts[r] == host) for host in sorted({*hosts})]
     return list(dict.fromkeys([everyone, *(ranks for ranks in inside if len(ranks) > 1)]))
@@ -263,9 +265,9 @@ def groups_of(hosts: Sequence[int]) -> list[tuple[int, ...]]:
 def time_reductions(
     benchmark: Benchmark, groups: Sequence[tuple[int, ...]], sizes_bytes: Sequence[int]
 ) -> list[ReductionTime]:
-    """Times of float32 sums that this rank takes as the first of a group; a collective of all.
+    """Times of float32 sums in the groups whose first rank this is; a collective of all ranks.
 
-    Each group sums by itself. Sizes that are no multiple of 4 are rounded down.
+    Groups sum one after another. Sizes are rounded down to a multiple of 4, but not below 4.
     """
     found: list[ReductionTime] = []
     hows: tuple[How, ...] = ("all_reduce", "replicas")
@@ -318,7 +320,7 @@ def _reduction_times_s(benchmark: Benchmark, made: Any, how: How, length: int) -
         return float(found_s)
 
     with collective(f"a sum over {length} numbers", made):
-        times_s = [exchange_s()]  # connects, which counts only if no time is left for others
+        times_s = [exchange_s()]  # sets up connections; counts only if no time is left for more
         if slowest_s(times_s[0]) <= benchmark.budget.most_s:
             warmups, repeats = benchmark.budget.within(slowest_s(exchange_s()))
             times_s = [exchange_s() for _ in range(warmups + repeats)][warmups:]

@@ -1,4 +1,4 @@
-"""The base of all pipelines' workers: messages between stages, evaluation, and a step's two halves.
+"""Base class of pipeline workers: messages between stages, evaluation and the halves of a step.
 
 Independent of Lightning: :class:`Steps` runs the code of a step before the layers of the first
 stage and around those of the last.
@@ -26,41 +26,41 @@ _Events = TypeVar("_Events")
 
 
 class Steps(Protocol):
-    """The step of a minibatch, cut at the layers for both ends of the pipeline.
+    """The step of a minibatch, cut at its call of the layers: a half for each end of the pipeline.
 
-    ``run`` computes the layers: of several stages the last ones, on what it has received; of a
-    single stage all, on the input that it is called with. Evaluation does not train.
+    ``run`` computes the layers: those of the last stage on the input that it received, or, with a
+    single stage, all layers on the argument of ``run``.
     """
 
     def open(self, batch: Any) -> tuple[Any, Any]:
-        """The input of the layers, and what the last stage needs of the batch."""
+        """Returns the input of the layers, and the part of the batch that the last stage needs."""
 
     def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, Any]:
-        """Loss, or result of an evaluation, and logs; ``run`` returns the layers' output."""
+        """Returns the loss or an evaluation's result, and logs; ``run`` returns the output."""
 
     def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """The same where both ends are here; ``run`` takes the layers' input."""
+        """Does both halves on a single stage; ``run`` maps the layers' input to their output."""
 
 
 class UpdateEvents(Protocol):
-    """Callbacks of every worker."""
+    """Callbacks that every worker calls."""
 
     def before_backward(self, loss: Tensor) -> None:
-        """The last stage is about to run a backward, in synchronous pipelines a microbatch's."""
+        """Called before each backward of the last stage, of a minibatch or a microbatch."""
 
     def update(self, gradients: Mapping[str, Tensor | None], *, step: int) -> None:
         """Applies the gradients of a round, or a minibatch, to this stage's parameters, in place.
 
-        ``step`` is the round of stage 0 since the last drain whose learning rate counts. It is the
-        same for all replicas, which may have come to the update in different ones.
+        ``step`` is the round of stage 0 since the last drain whose learning rate applies. It is the
+        same for all replicas, though they may reach the update in different rounds.
         """
 
 
 class Events(UpdateEvents, Protocol):
-    """Callbacks of a worker of the asynchronous pipeline."""
+    """Callbacks that a worker of the asynchronous pipeline calls."""
 
     def done(self, minibatch: int, *, loss: Tensor, logs: Any) -> None:
-        """A minibatch has gone backward through this stage."""
+        """Called when a minibatch has gone backward through this stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +68,11 @@ class Microbatch:
     """A part of a minibatch that has gone forward and backward through a stage.
 
     Attributes:
-        samples: at least one.
-        weight: share of its loss in the minibatch's.
-        loss: the mean over its samples.
+        minibatch: number of the minibatch in the whole run.
+        number: number of this part within the minibatch.
+        samples: number of samples, at least one.
+        weight: factor of ``loss`` in the minibatch's loss.
+        loss: mean over the samples, a scalar.
     """
 
     minibatch: int
@@ -82,21 +84,22 @@ class Microbatch:
 
 
 class MinibatchEvents(UpdateEvents, Protocol):
-    """Callbacks of a worker of a synchronous pipeline."""
+    """Callbacks that a worker of a synchronous pipeline calls."""
 
     def done(self, microbatches: Sequence[Microbatch]) -> None:
-        """A minibatch has gone backward through this stage: this rank's parts, by their numbers."""
+        """Called when a minibatch has gone backward here, with this rank's parts in their order."""
 
 
 class StageMessages:
-    """Messages of a rank by stage: the plan says which of its ranks a minibatch belongs to.
+    """A rank's messages to and from stages: the plan says which rank of a stage gets a minibatch.
 
     Args:
-        shared: hands on the messages of the first rank of this rank's grid; None without a grid.
+        shared: passes messages from the first rank of a grid to its others; None without a grid.
 
     Attributes:
-        first: number, in messages and in errors about them, of the schedule's minibatch 0.
-        share: the message that its argument makes on this rank, or on the first of its grid alone.
+        leads: whether this rank is the first of its grid, or has none.
+        first: number that messages and errors about them give to the schedule's minibatch 0.
+        share: returns its argument's result, a message; only the first rank of a grid calls that.
     """
 
     def __init__(self, plan: Plan, network: Network, shared: SharedMessages | None) -> None:
@@ -111,11 +114,11 @@ class StageMessages:
         self._held_back = False
 
     def begin(self, first: int, *, parts: int | None = None, held_back: bool = False) -> None:
-        """Numbers messages from ``first`` on, alike on all ranks, while nothing is under way.
+        """Numbers messages from ``first``, the same on all ranks, while none is under way.
 
-        Errors name the ``parts`` of a minibatch where messages are of its parts. With
-        ``held_back`` channels hold no more messages than stages run ahead, though they may have
-        been made for more: for whole batches, which take more memory than their parts.
+        ``parts`` is the number of microbatches, if messages are about these; errors then name them.
+        With ``held_back``, channels hold no more messages than their default depth, even if made
+        for more: evaluation sends whole batches, which take more memory than their parts.
         """
         self.first = first
         self._held_back = held_back
@@ -130,7 +133,7 @@ class StageMessages:
         *,
         meta: Mapping[str, Any] | None = None,
     ) -> None:
-        """Sends to the rank of ``stage`` that handles ``minibatch``; only one of a grid does."""
+        """Sends to the rank of ``stage`` that handles ``minibatch``; a grid sends only once."""
         if not self.leads:
             return
         message = Message(minibatch=self.first + minibatch, meta=meta or {}, tree=tree)
@@ -139,7 +142,9 @@ class StageMessages:
             self._network.send(kind, target, message, held_back=self._held_back)
 
     def receive(self, kind: Kind, stage: int, minibatch: int) -> Message:
-        """The message of the rank of ``stage`` that handles ``minibatch``."""
+        """Waits for the ``kind`` message about ``minibatch`` from the rank of ``stage`` that
+        handles it; within a grid, one rank receives the message and shares it.
+        """
         source, number = self._plan.rank_for(stage, minibatch), self.first + minibatch
         with moment(self.recorder, "waits"):
             return self.share(partial(self._network.receive, kind, source, minibatch=number))
@@ -149,16 +154,16 @@ class StageMessages:
 
 
 def moment(recorder: Recorder | None, part: Part) -> AbstractContextManager[None]:
-    """Context of a part of a rank's time, which a recorder, if any, notes."""
+    """Context of an activity of a rank, whose time the recorder, if any, records."""
     return nullcontext() if recorder is None else recorder.moment(part)
 
 
 class StageWorker(ABC, Generic[_Events]):
-    """Runs one rank's share of every minibatch, in the contexts that ``slowed`` makes.
+    """Runs one rank's share of every minibatch; ``slowed`` makes a context for each computation.
 
     Attributes:
-        rounds: rounds of stage 0 since the last drain; a partial one counts as one.
-        evaluated: minibatches that have been evaluated, to be set to 0 after a loader's last one.
+        rounds: rounds of stage 0 since the last drain, including a partial one.
+        evaluated: minibatches evaluated so far; to be reset to 0 after a loader's last one.
     """
 
     def __init__(
@@ -192,29 +197,30 @@ class StageWorker(ABC, Generic[_Events]):
         self.evaluated = 0
 
     def watch(self, around: Callable[[Callable[[], AbstractContextManager[None]]], Any]) -> None:
-        """Puts a context around what is computed here; ``around`` makes it from the present one."""
+        """Runs later computations in ``around(make)``, where ``make`` makes the present context."""
         self._slowed = partial(around, self._slowed)
 
     def record(self, recorder: Recorder) -> None:
-        """Lets a recorder note when this rank does what."""
+        """Records this rank's activities and their times with ``recorder``."""
         self._recorder = self._messages.recorder = recorder
         self.watch(recorder.computing)
 
     @abstractmethod
     def feed(self, batch: Any, *, count: int, number: int) -> None:
-        """Lets round ``number`` of the whole run, of ``count`` minibatches, enter stage 0, and does
-        what the schedule has for this rank, with its ``batch`` if it reads one of the round.
+        """Starts a round, in which ``count`` batches enter stage 0, and performs the actions that
+        are then due here. ``batch`` is this rank's, if it reads one; ``number`` is that of the
+        round's first minibatch in the whole run.
         """
 
     @abstractmethod
     def drain(self, buffers: Iterable[Tensor]) -> None:
-        """Finishes all that is under way; replicas then agree on ``buffers``."""
+        """Finishes all minibatches under way; then replicas average ``buffers``."""
 
     def evaluate(self, batch: Any, *, count: int, replies: bool = False) -> list[tuple[int, Any]]:
         """Sends one round of ``count`` minibatches forward.
 
-        Returns for minibatches of this rank, in the last stage, number and logs; with ``replies``
-        number and result, which the rank that read the batch waits for and returns as well.
+        The last stage returns the number and logs of each minibatch of this rank. With ``replies``
+        it returns number and result, and so does the rank that read the batch, which waits for it.
         """
         assert not self.rounds, "evaluation begins when the pipeline is empty"
         self._messages.begin(0, held_back=True)
@@ -250,7 +256,7 @@ class StageWorker(ABC, Generic[_Events]):
         return found
 
     def _open_minibatch(self, minibatch: int, batch: Any) -> tuple[Any, Any]:
-        """The input of a minibatch, whose rest is sent ahead; with both ends here all is rest."""
+        """Returns (layers' input, None) and sends the rest ahead; a single stage: (None, batch)."""
         if self._last:
             return None, batch
 
@@ -272,7 +278,7 @@ class StageWorker(ABC, Generic[_Events]):
 
     @contextmanager
     def _noting(self, doing: str, action: Action | None = None) -> Iterator[None]:
-        """Context whose errors say what this rank was doing; a recorder notes the action, if any.
+        """Context that adds to errors what this rank was doing, and records the action, if any.
 
         The action has the minibatch's number in the whole run.
         """

@@ -1,8 +1,8 @@
-"""Batch norms of a minibatch that goes through them in microbatches.
+"""Batch norms where minibatches pass through them in microbatches.
 
-torch's normalise by the batch that they are given, and update their running statistics with it.
-:class:`NormMode` selects the batch where minibatches are cut. torchgpipe's ``DeferredBatchNorm``
-(Kim et al., 2020) is ``deferred``.
+torch's normalise with the statistics of the batch that they are given, and update their running
+statistics with these. :class:`NormMode` says which batch counts where minibatches are cut;
+``deferred`` is torchgpipe's ``DeferredBatchNorm`` (Kim et al., 2020).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from sparsepipe.sparse import BatchNorm, SparseTensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """Count, mean and squared deviations of the values that a batch norm saw of each channel.
+    """Count, mean and squared deviations of the values that a batch norm saw in each channel.
 
     In double precision. Shapes: C channels, P parts.
 
     Args:
-        count: values of each channel: samples times pixels or voxels; rows of a sparse tensor.
-        mean_C: their mean; zero of no values.
-        squares_C: the sum of their squared deviations from the mean.
+        count: values per channel: samples times pixels or voxels; rows of a sparse tensor.
+        mean_C: mean of the values; zero if there are none.
+        squares_C: sum of the values' squared deviations from the mean.
     """
 
     count: int
@@ -44,8 +44,8 @@ class Moments:
     def of(cls, values: Tensor) -> Moments:
         """Moments of a batch [N, C, ...] with at least one value of each channel.
 
-        In two passes, the second of which corrects what rounding the mean has left, so that
-        channels far from zero keep their digits; on a CPU faster than ``torch.var_mean``.
+        Takes two passes, the second of which corrects the rounding of the mean, so that channels
+        far from zero stay accurate; faster than ``torch.var_mean`` on a CPU.
         """
         exact = values if values.dtype == torch.float64 else values.float()
         others = [dim for dim in range(exact.dim()) if dim != 1]
@@ -59,10 +59,10 @@ class Moments:
 
     @classmethod
     def together(cls, parts: Sequence[Moments]) -> Moments:
-        """Moments of all values of one or more parts, some of which may have no values.
+        """Moments of the values of all ``parts`` together; some parts may have no values.
 
-        Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
-        Variances": deviations are those within the parts and those of the parts' means.
+        After Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing
+        Sample Variances": adds the deviations within the parts and those of the parts' means.
         """
         if len(parts) == 1:
             return parts[0]
@@ -76,56 +76,56 @@ class Moments:
 
 
 class NormMode(StrEnum):
-    """What batch norms normalise by in training, and when their running statistics move."""
+    """What batch norms normalise with in training, and when they update running statistics."""
 
     MICROBATCH = "microbatch"
-    """By the microbatch; they move with each of them, as where gradients accumulate."""
+    """The microbatch's statistics; an update with each microbatch, as when gradients accumulate."""
     DEFERRED = "deferred"
-    """By the microbatch; they move once, by the statistics of the minibatch."""
+    """The microbatch's statistics; one update, with the statistics of the minibatch."""
     RUNNING = "running"
-    """By the running statistics from before the minibatch, which are constants; these move once,
-    by the statistics of the minibatch. How it is cut then changes no gradient."""
+    """The running statistics from before the minibatch, as constants; one update, with the
+    statistics of the minibatch. How the minibatch is cut then changes no gradient."""
 
 
 _KNOWN: Sequence[Callable[..., Any]] = (_BatchNorm.forward, BatchNorm.forward)
 
 
 def check_norms(module: nn.Module, mode: NormMode) -> None:
-    """Refuses, by a ConfigError, batch norms with a forward of their own, or without running
-    statistics where these are to normalise.
+    """Raises a ConfigError for batch norms with a forward of their own, and for those without
+    running statistics if ``mode`` normalises with these.
     """
     if mode is NormMode.MICROBATCH:
         return
     for name, norm in norms_of(module).items():
         if "forward" in vars(norm) or type(norm).forward not in _KNOWN:
             raise ConfigError(
-                f"{name} is a {type(norm).__name__} with a forward of its own, and "
-                f"batch_norm={mode.value} would not know what it normalises",
+                f"{name} is a {type(norm).__name__} with a forward of its own, but "
+                f"batch_norm={mode.value} needs to know what a batch norm computes",
                 remedy="use torch.nn.BatchNorm1d, 2d or 3d or sparsepipe.sparse.BatchNorm, or "
                 "batch_norm=microbatch",
             )
         if mode is NormMode.RUNNING and (norm.running_mean is None or not norm.track_running_stats):
             raise ConfigError(
-                f"{name} ({type(norm).__name__}) has no running statistics, and "
-                f"batch_norm={mode.value} normalises by them",
+                f"{name} ({type(norm).__name__}) has no running statistics, but "
+                f"batch_norm={mode.value} normalises with them",
                 remedy="give it track_running_stats=True, or use batch_norm=microbatch",
             )
 
 
 def norms_of(module: nn.Module) -> dict[str, _BatchNorm]:
-    """Batch norms of a module by name, each once."""
+    """The distinct batch norms of a module, by name."""
     return {name: m for name, m in module.named_modules() if isinstance(m, _BatchNorm)}
 
 
 class MinibatchNorms:
-    """The batch norms of a stage while it trains in microbatches.
+    """The batch norms of a stage that trains in microbatches.
 
-    Only within :meth:`gathering` they run differently; what they gather there is kept here.
+    They run differently only within :meth:`gathering`, where they collect moments.
 
     Args:
-        norms: norms that passed :func:`check_norms`, in the same order on all replicas.
-        of_others: norms by name that this rank has and another stage owns, outside of the layers;
-            steps that call them here are refused.
+        norms: norms by name that passed :func:`check_norms`, in the same order on all replicas.
+        of_others: norms by name, outside of the layers, that this rank has but another stage owns;
+            a step that calls one of them here is refused.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class MinibatchNorms:
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Context of a minibatch: norms that train gather the moments of what they see."""
+        """Context of a minibatch, in which norms in training mode collect their inputs' moments."""
         forwards = [*self._refused, *((norm.norm, norm) for norm in self._norms)]
         for norm in self._norms:
             norm.seen.clear()
@@ -160,9 +160,9 @@ class MinibatchNorms:
 
     @torch.no_grad()
     def move(self, replicas: Replicas) -> None:
-        """Moves running statistics by those of the minibatch; a collective of replicas.
+        """Updates running statistics with those of the minibatch; a collective of replicas.
 
-        Its parts on all replicas are put together in their order, so that all have the same bits.
+        Its parts on all replicas are combined in their order, so that all get the same bits.
         """
         if not self._norms:
             return
@@ -193,12 +193,12 @@ class MinibatchNorms:
 
 
 def _refuse(input: Any, *, name: str, norm: _BatchNorm, mode: NormMode) -> Any:
-    """Stands for the forward of a norm whose statistics another rank has."""
+    """Replaces the forward of a norm whose running statistics another stage has."""
     if norm.training and norm.track_running_stats:
         raise ConfigError(
-            f"{name} ({type(norm).__name__}) runs before the layers, on the first stage and once "
-            "more on the last, which has its running statistics: "
-            f"batch_norm={mode.value} could not move them once a minibatch",
+            f"{name} ({type(norm).__name__}) runs before the layers, on the first stage and again "
+            "on the last, which has its running statistics, so that "
+            f"batch_norm={mode.value} could not update them once a minibatch",
             remedy="make it the first entry of the Sequential, or use batch_norm=microbatch",
         )
     return type(norm).forward(norm, input)
@@ -206,10 +206,10 @@ def _refuse(input: Any, *, name: str, norm: _BatchNorm, mode: NormMode) -> Any:
 
 @dataclass(slots=True, eq=False)
 class _Gathering:
-    """Stands for the forward of a norm whose running statistics move later.
+    """Replaces the forward of a norm whose running statistics are updated later.
 
     Attributes:
-        seen: moments of the values since the minibatch began.
+        seen: moments of each input since the minibatch began.
     """
 
     norm: _BatchNorm
@@ -221,9 +221,9 @@ class _Gathering:
         if not (norm.training and norm.track_running_stats):
             return type(norm).forward(norm, input)
         kept = dict(norm._buffers)
-        if self.mode is NormMode.RUNNING:  # it normalises by its running statistics
+        if self.mode is NormMode.RUNNING:  # it normalises with its running statistics
             norm.training = False
-        else:  # it moves copies of them
+        else:  # it updates copies of them
             copies = {name: None if b is None else b.clone() for name, b in kept.items()}
             norm._buffers.update(copies)
         try:
@@ -231,7 +231,7 @@ class _Gathering:
         finally:
             norm.training = True
             norm._buffers.update(kept)
-        if not recomputing():  # else they were counted when the layers ran first
+        if not recomputing():  # else the first run of the layers counted them
             values = input.feats if isinstance(input, SparseTensor) else input
             if values.numel():
                 with torch.no_grad():
@@ -239,7 +239,7 @@ class _Gathering:
         return output
 
     def move(self, moments: Moments) -> None:
-        """As torch moves them for a batch. A single value has no variance, and moves nothing."""
+        """Updates running statistics as torch does, but not with a single value: no variance."""
         norm = self.norm
         if moments.count < 2:
             return

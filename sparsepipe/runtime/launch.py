@@ -1,4 +1,4 @@
-"""Starts ranks on this host, and returns when all of them have ended."""
+"""Starts ranks on this host and waits until all of them have ended."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from sparsepipe.runtime.failures.rank_reports import (
 log = logging.getLogger(__name__)
 
 LAUNCHER_VARIABLE = "SPARSEPIPE_LAUNCHER"
-"""Environment variable: number of the process that has started this rank."""
+"""Environment variable: ID of the process that started this rank."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_S = 0.05
 _STORE_LIMIT_S = 60.0
 _PATIENCE_S = 5.0
-"""Time for the other ranks to notice that one has failed and to report it. There is nothing else to
-wait for: a checkpoint would need all ranks."""
+"""Seconds for the other ranks to notice that one has failed and to report it. There is nothing else
+to wait for: a checkpoint would need all ranks."""
 
 
 def launch(
@@ -48,7 +48,7 @@ def launch(
 ) -> None:
     """Runs ``command`` in ``ranks`` processes on this host and waits for them.
 
-    A signal to this process, unless it ignores it, is passed to every rank once; they have
+    The first signal to this process, unless it ignores it, is passed to every rank; they have
     ``grace_s`` to end. A second one ends this process at once, and the ranks with it (see
     :func:`~sparsepipe.utils.process.end_with_parent`). When a rank fails, the others are ended.
 
@@ -56,15 +56,15 @@ def launch(
         command: program and arguments; each rank gets the environment variables that ``torchrun``
             sets, such as RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
         ranks: number of processes.
-        threads_per_rank: OMP_NUM_THREADS of each, unless that is set already.
+        threads_per_rank: OMP_NUM_THREADS of each rank, unless that is already set.
         reports: directory for the failure reports of the ranks.
-        grace_s: time for an orderly end.
-        name: name of a rank in messages.
-        address: address of this host, at which alone ranks meet.
+        grace_s: seconds that ranks have for an orderly end.
+        name: returns the name of a rank for messages.
+        address: address of this host, the only one at which ranks meet.
 
     Raises:
         Stopped: a signal ended the ranks.
-        SparsePipeError: a rank failed; what it raised, or a message naming the rank.
+        SparsePipeError: a rank failed: the error that it raised, or one that names the rank.
     """
     reports.mkdir(parents=True, exist_ok=True)
     for stale in reports.glob("rank*.json"):
@@ -106,9 +106,9 @@ def _run_ranks(
     *,
     grace_s: float,
 ) -> dict[int, int]:
-    """Exit codes by rank, in the order in which ranks have ended, of those that ended in time.
+    """Runs the ranks; returns exit codes by rank, in order of their ends, if they ended in time.
 
-    After a failure or a signal, ranks that are left are asked to end; in the end they are killed.
+    After a failure or a signal, the remaining ranks are asked to end; finally they are killed.
     """
     found: dict[int, int] = {}
     processes: list[subprocess.Popen[bytes]] = []
@@ -122,7 +122,7 @@ def _run_ranks(
     try:
         for rank in range(ranks):
             own = {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            # In sessions of their own, so that a terminal's Ctrl-C is for this process to pass.
+            # In sessions of their own, so that a terminal's Ctrl-C reaches this process alone.
             processes.append(subprocess.Popen(command, env=own, start_new_session=True))
         while len(found) < ranks and time.monotonic() < deadline_s:
             for rank, process in enumerate(processes):
@@ -149,7 +149,7 @@ def _run_ranks(
 
 @contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """Notes the first signal that comes within the block; a second one ends this process."""
+    """Notes the first signal that arrives within the block; a second one ends this process."""
     received: list[int] = []
 
     def note(signum: int, frame: object) -> None:
@@ -171,11 +171,11 @@ def _noted_signals() -> Iterator[list[int]]:
 
 
 def run_with_restarts(start: Callable[[], None], *, max_restarts: int) -> None:
-    """Calls ``start`` until it returns, at most ``max_restarts`` times more than once.
+    """Calls ``start`` until it succeeds, with at most ``max_restarts`` restarts.
 
-    Every attempt needs ranks, a store and reports of its own, and goes on from the last checkpoint.
-    Only a rank that died, hung, was cut off or raised is worth another: settings, data, hardware
-    and a full disk stay as they are.
+    Every attempt needs ranks, a store and reports of its own, and resumes from the last checkpoint.
+    Only a rank that died, hung, was cut off or raised is worth a restart: settings, data, hardware
+    and a full disk would be the same again.
     """
     for restart in range(max_restarts + 1):
         try:
@@ -192,7 +192,7 @@ def run_with_restarts(start: Callable[[], None], *, max_restarts: int) -> None:
 def environment_variables(
     values: Mapping[str, str], *, restored: tuple[str, ...] = ()
 ) -> Iterator[None]:
-    """Sets environment variables while the block runs; restores them and ``restored`` after."""
+    """Sets environment variables while the block runs; then restores them and ``restored``."""
     before = {name: os.environ.get(name) for name in (*values, *restored)}
     os.environ.update(values)
     try:

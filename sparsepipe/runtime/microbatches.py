@@ -1,7 +1,8 @@
-"""A minibatch cut into microbatches along its samples.
+"""Cuts minibatches into microbatches along their samples.
 
-Any tree of tensors: a tensor has its samples in its rows, a sparse tensor in its batch index. The
-sizes of parts are those of :func:`torch.tensor_split`: as even as can be, the larger ones first.
+A batch is any tree of tensors: the samples of a tensor are its rows, those of a sparse tensor have
+its batch indices. Parts have the sizes of :func:`torch.tensor_split`: as even as possible, the
+larger ones first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.sparse import SparseTensor
 
 _SHARED = (bool, int, float, complex, str, bytes, type(None), Enum, np.generic, torch.dtype)
-"""Types that do not belong to single samples: every part has the whole value."""
+"""Types of values that belong to no single sample: every part gets the whole value."""
 _REMEDY = (
     "let the loader's collate function make a batch in which every tensor has a row for each "
     "sample (what belongs to single voxels, such as their labels, as the feats of a SparseTensor), "
@@ -31,22 +32,22 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """A microbatch: the number of its samples, and the tree, which is None without samples."""
+    """A microbatch: the number of its samples, and its batch, which is None without samples."""
 
     samples: int
     batch: Any
 
 
 def split(batch: Any, parts: int) -> list[BatchPart]:
-    """Cuts a batch into parts; of fewer samples than parts, the last ones are empty.
+    """Cuts a batch into parts; with fewer samples than parts, the last parts are empty.
 
     Tensors and numpy arrays are cut along their first dimension, without a copy; sparse tensors by
-    batch index, which counts from 0 in each part; so are lists and tuples without tensors that are
-    as long as there are samples, such as names. Numbers, text, None and tensors without dimensions
-    are in every part. A single part is the batch as it is.
+    batch index, which counts from 0 in each part; lists and tuples without tensors, such as names,
+    if they are as long as the number of samples. Numbers, text, None and tensors without dimensions
+    go into every part. A single part is the batch itself.
 
     Raises:
-        ConfigError: the tensors are of unlike numbers of samples, none has samples, or the tree
+        ConfigError: the tensors differ in their numbers of samples, none has samples, or the batch
             holds a value that cannot be cut.
     """
     assert parts > 0
@@ -66,7 +67,7 @@ def split(batch: Any, parts: int) -> list[BatchPart]:
 
 
 def num_samples(batch: Any) -> int:
-    """Samples of a batch, on which its tensors agree."""
+    """Number of samples of a batch; a ConfigError if its tensors disagree or none has samples."""
     found: list[tuple[int, str]] = []
     for path, leaf in pytree.tree_flatten_with_path(batch, is_leaf=_is_leaf)[0]:
         count = leaf.batch_size if isinstance(leaf, SparseTensor) else None
@@ -77,16 +78,16 @@ def num_samples(batch: Any) -> int:
             found.append((count, f"{kind} {pytree.keystr(path)}".strip()))
     if not found or not found[0][0]:
         raise ConfigError(
-            f"a minibatch is to be cut into microbatches, and no tensor of this "
-            f"{type(batch).__name__} has samples",
+            f"cannot cut a minibatch into microbatches: no tensor of this {type(batch).__name__} "
+            "has samples",
             remedy=_REMEDY,
         )
     (first, name), *others = found
     for count, other in others:
         if count != first:
             raise ConfigError(
-                f"a minibatch is to be cut into microbatches, and it holds the {name} of {first} "
-                f"samples and the {other} of {count}",
+                f"cannot cut a minibatch into microbatches: its {name} has {first} samples, but "
+                f"its {other} has {count}",
                 remedy=_REMEDY,
             )
     return first
@@ -95,10 +96,10 @@ def num_samples(batch: Any) -> int:
 def _cut(
     leaf: Any, *, first: int, last: int, samples: int, sites: dict[int, tuple[Tensor, Tensor]]
 ) -> Any:
-    """The samples from ``first`` up to ``last``, without that one, of a leaf of a batch.
+    """The samples of a batch's leaf from number ``first`` up to, but not including, ``last``.
 
-    ``sites`` has rows and coordinates by the tensors of the batch: those on the same sites go on
-    sharing them.
+    ``sites`` has the part's rows and coordinates by the id of the batch's coordinates, so that
+    sparse tensors on the same sites still share them.
     """
     if isinstance(leaf, SparseTensor):
         if id(leaf.coords) not in sites:
@@ -125,8 +126,8 @@ def _cut(
     if isinstance(leaf, (*_SHARED, Tensor, np.ndarray)):
         return leaf
     raise ConfigError(
-        f"a minibatch is to be cut into microbatches, and it holds a {type(leaf).__name__}",
-        remedy=f"{_REMEDY}; a class of your own can be made a node of the tree by "
+        f"cannot cut a minibatch into microbatches: it holds a {type(leaf).__name__}",
+        remedy=f"{_REMEDY}; make a class of your own a node of the tree with "
         "torch.utils._pytree.register_pytree_node",
     )
 

@@ -28,7 +28,7 @@ PYTHON: random.Random = random.getstate.__self__  # type: ignore[attr-defined]
 
 _HOST = torch.device("cpu")
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-# Steps look for generators in every microbatch, and torch.Generator answers isinstance in Python.
+# Kept, since every microbatch looks for generators and torch.Generator's isinstance runs Python.
 _are_generators: dict[type, bool] = {}
 
 
@@ -45,13 +45,13 @@ class KeyedRandomness:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Inside, layers may be keyed; afterwards the generators are as they were before."""
+        """Context in which layers may be keyed; at its end torch's generators are restored."""
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             yield
 
     def key(self, *, minibatch: int, layer: int) -> None:
-        """Seeds the generators for what a layer draws next; minibatches count in the whole run."""
+        """Seeds torch's generators for ``layer``'s next draws in ``minibatch`` of the whole run."""
         text = f"{self.seed} {minibatch} {layer}".encode()
         seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
         torch.default_generator.manual_seed(seed)
@@ -75,7 +75,7 @@ def states_of(generators: Mapping[Any, Generator]) -> dict[Any, Any]:
 
 
 def states_before_draws(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> dict[Any, Any]:
-    """States in ``before`` of the generators that were drawn from since, or are gone."""
+    """States in ``before`` of generators that were drawn from afterwards, or are gone."""
     return {
         name: state
         for name, state in before.items()
@@ -84,7 +84,7 @@ def states_before_draws(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> 
 
 
 def swap_states(states: Iterable[tuple[Generator, Any]]) -> FormerStates:
-    """Sets states and returns the ones that they replace."""
+    """Sets the states of generators; returns the states that these replace."""
     chosen = list(states)
     replaced = [(generator, _state_of(generator)) for generator, _ in chosen]
     set_states(chosen)

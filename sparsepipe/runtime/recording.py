@@ -1,4 +1,4 @@
-"""What one rank of a pipeline really does, and when: a recorder for some of its minibatches."""
+"""A recorder of what one rank of a pipeline does, and when, during some of its minibatches."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sparsepipe.schedule import Action, Span
 Part = Literal[
     "waits", "sends", "sums", "input", "loads", "moves", "hooks", "logs", "saves", "validates"
 ]
-"""What a rank does beside its actions: waits for a message, hands one over, meets the other
-replicas, prepares a microbatch's input ahead of its forward; gets a batch from its loader, moves it
-to the device, runs hooks, logs values, writes a checkpoint, validates."""
+"""What a rank does besides its actions: it waits for a message, sends one, adds up gradients with
+other replicas, prepares a microbatch's input ahead of its forward, loads a batch, moves it to the
+device, runs hooks, logs values, saves a checkpoint, validates."""
 
 
 class Mark(NamedTuple):
-    """A point of time, and how many spans had been recorded by then."""
+    """A point in time by a recorder's clock, and the number of spans recorded by then."""
 
     time_s: float
     spans: int
@@ -27,27 +27,27 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Recorder:
-    """Records a span of a rank's time, so that its memory is bounded.
+    """Records what a rank does during ``count`` minibatches, so that its memory is bounded.
 
-    It begins with the first action of the minibatches that are recorded, and ends with their last
-    one; meanwhile actions of other minibatches are recorded as well. An action lasts from the begin
-    of what it computes to the end: waits before that, and messages after it, are spans of their
-    own, with a :data:`Part` as their kind.
+    Recording begins with the first action of these minibatches and ends with their last one;
+    actions of other minibatches in between are recorded as well. An action lasts from the beginning
+    to the end of its computation: waits before it and messages after it are spans of their own,
+    whose kind is a :data:`Part`.
 
     Args:
         rank: the recorded rank.
-        skipped: minibatches before those that are recorded, from the first that this process sees.
-        count: minibatches that are recorded, over all ranks.
-        finish: waits for a GPU's kernels after a computation has returned; None: without a GPU.
-        clock: seconds that only grow.
-        core_clock: seconds in which this thread had a processor; None: unknown.
+        skipped: minibatches to skip before those, from the first that this process runs.
+        count: minibatches to record, counted over all ranks.
+        finish: waits for a GPU's kernels after a computation has returned; None: there is no GPU.
+        clock: returns monotonic time in seconds.
+        core_clock: returns the seconds that this thread has spent on a CPU; None: unknown.
 
     Attributes:
-        spans: actions and parts of the rank's time, in the order of their ends.
-        begin_s: when this rank came to the first action of those minibatches; None: it has not.
-        end_s: when it came to the first forward after them, so that as many steps lie between;
-            None: no such forward came.
-        without_core_s: seconds of computing between these in which the thread had no processor;
+        spans: actions and other activities, in the order of their ends.
+        begin_s: when the rank reached the first action of these minibatches; None: not yet.
+        end_s: when it reached the first forward after them, ``count`` minibatches later; None: not
+            yet.
+        without_core_s: seconds of computation in between that the thread did not spend on a CPU;
             None: unknown.
     """
 
@@ -67,15 +67,15 @@ class Recorder:
     _computed: list[float] = field(default_factory=list)
 
     def begin(self, number: int) -> None:
-        """A minibatch enters, by its number in the whole run."""
+        """Notes that a minibatch enters the pipeline, by its number in the whole run."""
         if self._first is None:
             self._first = number + self.skipped
 
     @contextmanager
     def action(self, action: Action) -> Iterator[None]:
-        """Context of an action, with a minibatch's number in the whole run.
+        """Context of an action, whose number is that of a minibatch in the whole run.
 
-        Recording begins with the first minibatch, and ends once all have gone backward.
+        Recording begins with the first minibatch to record, and ends once all have gone backward.
         """
         assert self._first is not None, "an action follows a minibatch's entry"
         number = action.number - self._first
@@ -93,7 +93,7 @@ class Recorder:
         self._action = None
 
     def trim(self) -> None:
-        """Drops what was recorded after the last action of the minibatches."""
+        """Drops what was recorded after the last action of the minibatches to record."""
         first, self._records = self._first, False
         if first is None:
             return
@@ -110,7 +110,7 @@ class Recorder:
 
     @contextmanager
     def computing(self, inner: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        """Context of a computation of the rank."""
+        """Context of a computation of the rank, within the context that ``inner`` makes."""
         begin = self.clock()
         with inner():
             core_s = 0.0 if self.core_clock is None else self.core_clock()
@@ -129,20 +129,20 @@ class Recorder:
 
     @contextmanager
     def moment(self, part: Part) -> Iterator[None]:
-        """Context of anything else that takes a rank's time."""
+        """Context of an activity other than an action, such as a wait."""
         begin, records = self.clock(), self._records
         yield
         if records:
             self.spans.append(Span(self.rank, part, start=begin, end=self.clock()))
 
     def mark(self) -> Mark:
-        """Now, for :meth:`since`."""
+        """Marks the present as the beginning of a span for :meth:`since`."""
         return Mark(self.clock(), len(self.spans))
 
     def since(self, mark: Mark, part: Part) -> None:
-        """Records all from a mark on as one span, in place of those that lie in it.
+        """Records the time since ``mark`` as one span, in place of the spans recorded since then.
 
-        Actions meanwhile, or one under way, are recorded instead.
+        Does nothing if an action is under way or was recorded since then.
         """
         acts = self._action is not None or any(s.is_action for s in self.spans[mark.spans :])
         if self._records and not acts:

@@ -1,8 +1,8 @@
 """A rendezvous of torch's elastic agents that listens on one address only and reads no pickles.
 
 Torch's own ``c10d`` keeps its state as a pickle in a store that listens on all interfaces: whoever
-reaches the port runs code in every agent. This one counts on a fixed number of agents, each with
-its number, and needs no state: ``torchrun --rdzv-backend=sparsepipe``.
+reaches the port can run code in every agent. This one expects a fixed number of numbered agents and
+needs no state: ``torchrun --rdzv-backend=sparsepipe``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from sparsepipe.runtime.collectives.meeting_point import LOOPBACK, keep_store
 
 
 class FixedRendezvous(RendezvousHandler):
-    """Agents of fixed numbers, of which number 0 keeps the store, by the options of ``torchrun``.
+    """Rendezvous of numbered agents, set up by ``torchrun``'s options; agent 0 keeps the store.
 
     Raises:
-        ConfigError: the number of agents varies, or one of several has no endpoint or number.
+        ConfigError: the number of agents is not fixed, or one of several agents has no endpoint or
+            no number.
     """
 
     use_agent_store = True
@@ -39,8 +40,8 @@ class FixedRendezvous(RendezvousHandler):
         fixed = parameters.min_nodes == agents and number is not None and 0 <= number < agents
         if number is None or not fixed or not named or not (port or "0").isdecimal():
             raise ConfigError(
-                "--rdzv-backend=sparsepipe needs a fixed number of nodes, a number for each of "
-                "several and the address of the first: got "
+                "--rdzv-backend=sparsepipe needs a fixed number of nodes and, for several nodes, "
+                "the number of each and the address of the first, but got "
                 f"--nnodes={parameters.min_nodes}:{agents}, rank={number}, "
                 f"--rdzv-endpoint={parameters.endpoint}",
                 remedy="give one number as --nnodes, --rdzv-conf=rank=0 on the first node, rank=1 "
@@ -55,7 +56,7 @@ class FixedRendezvous(RendezvousHandler):
 
     @override
     def next_rendezvous(self) -> RendezvousInfo:
-        """Joins the agents; again after each restart, under keys of its own."""
+        """Joins the other agents; after each restart again, under different keys."""
         if self._store is None and self._number == 0:
             across = self._agents > 1
             self._store = keep_store(
@@ -85,7 +86,7 @@ class FixedRendezvous(RendezvousHandler):
 
     @override
     def set_closed(self) -> None:
-        """Nothing: agents share no state that this would change."""
+        """Does nothing: agents share no state that this would change."""
 
     @override
     def num_nodes_waiting(self) -> int:
@@ -97,5 +98,5 @@ class FixedRendezvous(RendezvousHandler):
 
 
 def torchrun_handler() -> object:
-    """The maker of rendezvous that ``torchrun`` asks the entry point ``torchrun.handlers`` for."""
+    """Returns the rendezvous class; an entry point of ``torchrun.handlers`` names this function."""
     return FixedRendezvous

@@ -1,10 +1,10 @@
-"""Pickles between ranks, whose reader makes nothing but values: no function of a stranger's runs.
+"""Pickles between ranks whose reader only builds values: it runs no code of the sender.
 
-A plain pickle may name any function and its arguments, so whoever reaches a rank's port could run
-code there. These pickles name nothing: numbers, text and plain containers go as pickle writes them,
-tensors as numbers of a table beside the pickle, and other values as descriptions of plain values
-(pickle's persistent ids), of which only the functions of :data:`_MAKERS` make something. Senders
-refuse what has no description.
+A plain pickle may call any function, so whoever reaches a rank's port could run code there. These
+pickles name none: numbers, text and plain containers are written as pickle does, tensors as indices
+into a table that is sent along, and other values as descriptions of plain values (pickle's
+persistent ids), from which only the functions of :data:`_MAKERS` build something. Senders refuse
+values that have no description.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from typing_extensions import override
 from sparsepipe.errors import SparsePipeError
 
 _REMEDY = (
-    "hand on tensors, plain values, named tuples or dataclasses, or register the class by "
+    "pass tensors, plain values, named tuples or dataclasses, or register the class with "
     "torch.utils._pytree.register_pytree_node where your script begins"
 )
 
 
 @dataclasses.dataclass(eq=False)
 class Unsendable(Exception):
-    """A value that cannot be sent, and a remedy."""
+    """Raised for a value that cannot be sent: ``what`` describes it."""
 
     what: str
     remedy: str
 
 
 class UnreadableMessage(Exception):
-    """A pickle that does something else than to make values."""
+    """Raised for a pickle that does anything other than build values."""
 
 
 _NATIVE = frozenset(
@@ -65,7 +65,7 @@ _ARGUMENTS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
     **{kind: lambda value: value.__reduce__()[1] for kind in (datetime.date, datetime.datetime)},
     **{kind: lambda value: (str(value),) for kind in (pathlib.PosixPath, pathlib.PurePosixPath)},
 }
-"""Classes whose values are made anew of these arguments."""
+"""Functions that return the arguments from which a class rebuilds a value, by class."""
 _CLASSES = {kind.__name__: kind for kind in (*_NATIVE, *_ARGUMENTS)}
 _TORCH = (torch.dtype, torch.memory_format, torch.layout)
 _REDUCTIONS: Mapping[str, Any] = {
@@ -74,12 +74,12 @@ _REDUCTIONS: Mapping[str, Any] = {
 }
 """Functions that ``self.log`` takes as ``reduce_fx``."""
 _NUMPY_KIND = re.compile(r"[<>|=](?:[biufcSU]\d+|[mM]8(?:\[\w+\])?)")
-"""``dtype.str`` of numbers, text and times. Arrays of objects or with fields would reach memory
+"""The ``dtype.str`` of numbers, text and times. Arrays of objects or with fields could reach memory
 beyond their own bytes."""
 
 
 def _description(value: Any) -> tuple[Any, ...]:
-    """The name of a maker with its arguments, which are described in their turn."""
+    """The key of a function in :data:`_MAKERS`, and its arguments, which are described in turn."""
     kind = type(value)
     named = kind.__module__, kind.__qualname__  # of a class that the reader must know
     reductions = [name for name, function in _REDUCTIONS.items() if value is function]
@@ -113,12 +113,12 @@ def _description(value: Any) -> tuple[Any, ...]:
             found = "dataclass", *named, fields
     if not found:
         refused = f"an array of {value.dtype}" if array else refused
-        raise Unsendable(f"what cannot be pickled safely: {refused}", remedy=_REMEDY)
+        raise Unsendable(f"a value that cannot be pickled safely: {refused}", remedy=_REMEDY)
     return found
 
 
 def _known_class(module_name: str, name: str, needed: type = object) -> Any:
-    """A class by its name, without a module's being imported or a function's being called."""
+    """Looks up a class by its name, without importing a module or calling a function."""
     found: Any = sys.modules.get(module_name)
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part)
@@ -138,7 +138,7 @@ def _make_dataclass(module_name: str, name: str, fields: Mapping[str, Any]) -> A
     kind = _known_class(module_name, name)
     names = {each.name for each in dataclasses.fields(kind)}
     if hasattr(kind, "__del__") or fields.keys() != names:
-        raise UnreadableMessage(f"{module_name}.{name} has other fields on this rank")
+        raise UnreadableMessage(f"{module_name}.{name} has different fields on this rank")
     made = object.__new__(kind)  # without its __init__ and __post_init__
     for field, value in fields.items():
         object.__setattr__(made, field, value)
@@ -166,10 +166,10 @@ _MAKERS: Mapping[str, Callable[..., Any]] = {
 
 
 class Pickler(pickle.Pickler):
-    """Writes what :func:`read` reads; raises an ``Unsendable`` for a value without description.
+    """Writes pickles for :func:`read`; raises an ``Unsendable`` for a value without description.
 
     Attributes:
-        number: gives each tensor its number in the table beside the pickle; to be set.
+        number: returns a tensor's index in the table that is sent along; to be set before use.
     """
 
     number: Callable[[Tensor], int]
@@ -182,11 +182,11 @@ class Pickler(pickle.Pickler):
 
 
 class _Described(Exception):
-    """A pickle holds descriptions, so that it is to be read with care."""
+    """Raised for a pickle that holds descriptions, which :class:`_CarefulReader` has to read."""
 
 
 class _Reader(pickle.Unpickler):
-    """Reads pickles of plain values and tensors, in which nothing can be called or changed."""
+    """Reads pickles of plain values and tensors, and cannot call or change anything."""
 
     tensors: Sequence[Tensor]
 
@@ -198,12 +198,12 @@ class _Reader(pickle.Unpickler):
 
     @override
     def find_class(self, module_name: str, global_name: str) -> Any:
-        raise UnreadableMessage(f"{module_name}.{global_name} is named, and ranks send no names")
+        raise UnreadableMessage(f"the message names {module_name}.{global_name}, as ranks never do")
 
 
 class _CarefulReader(pickle._Unpickler):
-    """Makes values of their descriptions. It takes ten times as long, since it is Python's own, of
-    which the instructions that name, call or fill something can be left out.
+    """Builds values from their descriptions. It takes ten times as long, since it is the unpickler
+    in Python, whose instructions that name, call or fill something can be left out.
     """
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
@@ -227,10 +227,10 @@ class _CarefulReader(pickle._Unpickler):
 
 
 def read(data: bytes | memoryview, tensors: Sequence[Tensor] = ()) -> Any:
-    """Values that :class:`Pickler` has written; ``tensors`` is the table that it has numbered.
+    """Returns the value that a :class:`Pickler` wrote; ``tensors`` is the table that it indexed.
 
     Raises:
-        UnreadableMessage: the pickle does something else than to make values.
+        UnreadableMessage: the pickle does anything other than build values.
     """
     reader: _Reader | _CarefulReader = _Reader(io.BytesIO(data))
     reader.tensors = tensors
@@ -242,21 +242,21 @@ def read(data: bytes | memoryview, tensors: Sequence[Tensor] = ()) -> Any:
     try:
         return reader.load()
     except (LookupError, TypeError, ValueError) as error:
-        raise UnreadableMessage(f"a message does not describe values: {error!r}") from error
+        raise UnreadableMessage(f"the message's descriptions are not valid: {error!r}") from error
 
 
 def dumps(value: Any) -> bytes:
-    """A value as bytes, with its tensors."""
+    """Returns a value, including its tensors, as bytes."""
     tensors: list[Tensor] = []
     numbers: dict[int, int] = {}
-    alive: list[Tensor] = []  # an id is good as long as its object lives
+    alive: list[Tensor] = []  # an id is valid as long as its object lives
 
     def number(tensor: Tensor) -> int:
         found = numbers.setdefault(id(tensor), len(tensors))
         if found == len(tensors):
             alive.append(tensor)
-            # torch.save writes whole storages, and cannot read one again that ends within a number,
-            # as that of a received tensor may.
+            # torch.save writes whole storages, but torch.load cannot read one that ends within an
+            # element, as that of a received tensor may.
             part = tensor.layout is torch.strided and type(tensor) is Tensor
             if part and tensor.untyped_storage().nbytes() > tensor.nbytes:
                 tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
@@ -274,9 +274,9 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """The value that :func:`dumps` was given; tensors lie where they did."""
+    """Returns the value that :func:`dumps` was given; its tensors are on the same devices."""
     end = 8 + int.from_bytes(data[:8], "little")
     tensors = torch.load(io.BytesIO(data[8:end]), weights_only=True) if end > 8 else []
     if not isinstance(tensors, list) or not all(isinstance(each, Tensor) for each in tensors):
-        raise UnreadableMessage("something else than tensors is in their place")
+        raise UnreadableMessage("the message's table of tensors holds something else")
     return read(data[end:], tensors)

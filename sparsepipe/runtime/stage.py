@@ -22,13 +22,13 @@ Close = Callable[[Callable[[], Any]], tuple[Tensor, Any]]
 """The step of the last of several stages: calls its argument once for the output of the layers, and
 returns the loss and a value that is passed on to the worker."""
 Step = Callable[[Callable[[Any], Any]], tuple[Tensor, Any]]
-"""The step of the only stage: the same, but it computes the input of the layers, and calls its
-argument with that."""
+"""The step of a single stage: the same, but it also computes the layers' input, with which it calls
+its argument."""
 Around = Callable[[Callable[[Any], Any], Any], Any]
-"""Calls its first argument, the layers, with the second one, their input, in another form."""
+"""Calls its first argument, the layers, with a different form of its second one, their input."""
 Leaves = Mapping[str, Tensor] | None
-"""Weights of a minibatch by the names of parameters; missing ones, or all if None, are the module's
-own."""
+"""Weights of a minibatch by parameter name. Missing ones, or all if None, are the module's own
+parameters."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -38,12 +38,12 @@ class Flight:
     The tensors of ``output`` are cut from the graph; those that required a gradient still do.
 
     Attributes:
-        call: calls a function while the stage has the weights that it is given.
+        call: calls a function while the stage's parameters are the given weights.
         inputs: differentiable tensors of the input, as leaves, until the backward.
         roots: the loss, or differentiable tensors of the output, with their graph, until then.
-        output: of the last layer, a pytree; None in the last stage.
+        output: output of the stage's layers, a pytree; None in the last stage.
         loss: scalar without graph; None in other stages.
-        extra: what the last stage returned beside the loss.
+        extra: what the last stage's step returned besides the loss.
     """
 
     call: Callable[[Leaves, Callable[[], Any]], Any]
@@ -56,13 +56,13 @@ class Flight:
     def backward(
         self, gradients: Sequence[Tensor | None] | None, *, leaves: Leaves = None
     ) -> list[Tensor | None]:
-        """Adds to the gradients of ``leaves`` and frees the graph.
+        """Runs the backward, which adds to the gradients of ``leaves``, and frees the graph.
 
         Args:
             gradients: gradients of the output's differentiable tensors, each once, in the tree's
                 order (:func:`~sparsepipe.runtime.transport.serialization.differentiable`); None for
-                those without one. The last stage, which has its loss, takes None.
-            leaves: those of the forward, on which layers run once more if they are recomputed.
+                those without one. In the last stage, the gradient of the loss; None means 1.
+            leaves: the forward's weights, with which recomputed layers run again.
 
         Returns:
             Gradients of the input's differentiable tensors, in the same order.
@@ -82,20 +82,20 @@ class Flight:
 
 
 class StageLayers:
-    """A span of the entries of an ``nn.Sequential``, run on given weights.
+    """Consecutive entries of an ``nn.Sequential``, run on given weights.
 
-    Buffers are those of the module: batch norms update their statistics in place, once for
-    each forward, recomputation or not.
+    Buffers are the module's own: batch norms update their statistics in place, once for each
+    forward, with or without recomputation.
 
     Args:
-        module: what names of parameters refer to, such as the LightningModule; the
-            Sequential itself will do.
-        last: its last entry, inclusive.
-        randomness: keys the random draws of each layer; None leaves them to the generators
-            as they are.
-        recomputed: spans of these entries, in order, of whose activations only the input is kept
-            in training; their backward runs them forward once more.
-        around: what lets the layers work on another form of whole samples, such as shards.
+        module: module that parameter names refer to, such as the LightningModule or ``layers``.
+        first: number of the first entry.
+        last: number of the last entry.
+        autocast: makes the context in which the layers run, such as one of mixed precision.
+        randomness: seeds the random draws of each layer; None leaves the generators as they are.
+        recomputed: spans of these entries, in order, that keep only their input in training and
+            run again in the backward.
+        around: runs the layers on a different form of whole samples, such as shards.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class StageLayers:
         self._recomputed = {
             span.start: RecomputedSpan(layers, span, randomness=randomness) for span in recomputed
         }
-        # Parts of the span, which is cut where recomputed ones begin and end.
+        # The entries, cut where recomputed spans begin and end.
         inner = (edge for each in recomputed for edge in (each.start, each.stop))
         self._parts = [range(a, b) for a, b in pairwise(sorted({first, last + 1, *inner}))]
         assert all(part in self._parts for part in recomputed), (first, last, recomputed)
@@ -135,18 +135,18 @@ class StageLayers:
         close: Close | None = None,
         whole: Step | None = None,
     ) -> Flight:
-        """Runs the layers of a minibatch in training.
+        """Runs the layers on a minibatch in training.
 
         Args:
-            value: input of the span, a pytree. Gradients come back for its tensors that
-                require one; they may be leaves or not.
-            minibatch: its number in the whole run, for ``randomness``.
-            leaves: the weights.
+            value: input of the layers, a pytree. The backward returns gradients of its tensors that
+                require one, leaves or not.
+            minibatch: number of the minibatch in the whole run, for ``randomness``.
+            leaves: weights of the minibatch.
             close: step that the last of several stages runs around its layers.
-            whole: step of the only stage, which makes the layers' input in place of ``value``.
+            whole: step of a single stage, which makes the layers' input in place of ``value``.
         """
         inputs = differentiable(value)
-        if inputs:  # else the value stays as it is, with what a sparse tensor has in its cache
+        if inputs:  # else the value stays as it is, with the caches of its sparse tensors
             given, inputs = inputs, [tensor.detach().requires_grad_() for tensor in inputs]
             entered = [_Entry.apply(leaf) for leaf in inputs]  # type: ignore[no-untyped-call]
             value = _replaced(value, given, entered)
@@ -173,8 +173,8 @@ class StageLayers:
         close: Callable[[Callable[[], Any]], Any] | None = None,
         whole: Callable[[Callable[[Any], Any]], Any] | None = None,
     ) -> Any:
-        """The output of the layers on the module's own parameters, or what the step returns that
-        is run around them, as in :meth:`forward`.
+        """Returns the layers' output with the module's own parameters, or the result of the step
+        around them, which ``close`` and ``whole`` give as in :meth:`forward`.
         """
         run = partial(self._run_layers, minibatch=None)
         with self._autocast():
@@ -221,7 +221,7 @@ class _Caller(nn.Module):
 
 
 class _Entry(torch.autograd.Function):
-    """The same values as no leaf any more: layers may work in place on their input."""
+    """Turns a leaf into a non-leaf of the same values, which layers may change in place."""
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor) -> Tensor:

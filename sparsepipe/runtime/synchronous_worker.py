@@ -1,7 +1,7 @@
-"""The worker of a synchronous pipeline: all of a minibatch, then its update.
+"""The worker of a synchronous pipeline: it runs all of a minibatch, then the update.
 
-Weights have one version: that of the parameters themselves. The microbatches of a minibatch add to
-their gradients in the order of the schedule, as gradients accumulate in one process.
+Weights have one version, the parameters themselves. The microbatches of a minibatch add to their
+gradients in the order of the schedule, as when gradients accumulate in one process.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from sparsepipe.schedule.synchronous import MicrobatchOrder
 
 @dataclass(slots=True, kw_only=True)
 class _OwnPart:
-    """A microbatch on this rank: what it takes in, and its flight from its forward to its backward.
+    """A microbatch on this rank: its input, and its flight between forward and backward.
 
-    Without samples it has neither.
+    A microbatch without samples has neither.
     """
 
     samples: int
@@ -44,12 +44,12 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
     """Runs one rank's share of every minibatch.
 
     A minibatch is what all ranks of stage 0 read in a round. Each cuts its batch into the
-    microbatches that the schedule gives it. A microbatch's loss, the mean over its samples,
-    counts by its share of its reader's samples, so that gradients are those of the mean over
-    these; several readers count alike.
+    microbatches that the schedule gives it. A microbatch's loss, a mean over its samples, is
+    weighted with its share of its reader's samples, so that gradients are those of the mean loss
+    over a reader's samples; all readers have the same weight.
 
     Attributes:
-        sizes_read: samples of each microbatch that this rank has cut of its last batch, if any.
+        sizes_read: samples in each microbatch that this rank cut from its latest batch, if any.
         most_in_flight: most microbatches with samples at a time between forward and backward here.
     """
 
@@ -141,7 +141,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
                 part.flight.output = None
 
     def _take_in(self, number: int) -> _OwnPart:
-        """A microbatch that is read here, with the step run up to its layers, or received."""
+        """A microbatch that this rank has read, with the step run up to the layers, or received."""
         if self._first:
             part, weight = self._read.pop(number)
             shares = {"samples": part.samples, "weight": weight}
@@ -198,7 +198,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             )
 
     def _finish(self) -> None:
-        """The update, with the sum of what all replicas' microbatches gave."""
+        """Updates the weights with the sum of the gradients of all replicas' microbatches."""
         gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -216,7 +216,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
 def explaining_single_values(
     samples: int, *, parts: int, before_layers: bool = False
 ) -> Iterator[None]:
-    """Explains torch's error of a batch norm that gets a single value of each channel."""
+    """Explains torch's error about a batch norm that gets a single value per channel."""
     try:
         yield
     except ValueError as error:
@@ -226,17 +226,17 @@ def explaining_single_values(
         fewer = f"fewer microbatches than {parts}, or " if parts > 1 else ""
         there = "make it the first entry of the Sequential and " if before_layers else ""
         raise ConfigError(
-            f"a batch norm is to normalise a microbatch that {has}, and sees a single value of "
-            f"each channel in it, which has no variance ({error})",
-            remedy=f"take {fewer}larger batches, so that each microbatch has more samples; where "
-            "it is the epoch's last batch that is too small, leave it out (drop_last=True of the "
-            f"loader, or trainer.limit_train_batches); or {there}set batch_norm=running, which "
-            "ties no samples together",
+            f"a batch norm got a microbatch that {has}, with a single value per channel, which has "
+            f"no variance ({error})",
+            remedy=f"use {fewer}larger batches, so that each microbatch has more samples; if only "
+            "the epoch's last batch is too small, leave it out (drop_last=True of the loader, or "
+            f"trainer.limit_train_batches); or {there}set batch_norm=running, which normalises "
+            "samples independently of each other",
         ) from error
 
 
 def is_of_single_values(error: ValueError) -> bool:
-    """Whether a batch norm got a single value of each channel; group norms raise the same text."""
+    """Whether a batch norm got a single value per channel; group norms raise the same text."""
     if "more than 1 value per channel" not in str(error):
         return False
     frames = traceback.walk_tb(error.__traceback__)

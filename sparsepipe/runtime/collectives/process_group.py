@@ -285,7 +285,9 @@ def _packed(value: Any, what: str) -> Tensor:
     try:
         data = safe_pickle.dumps(value)
     except safe_pickle.Unsendable as error:
-        raise ConfigError(f"{what}: it holds {error.what}", remedy=error.remedy) from None
+        raise ConfigError(
+            f"{what}: this rank's value holds {error.what}", remedy=error.remedy
+        ) from None
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 

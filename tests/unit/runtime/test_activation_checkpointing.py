@@ -176,7 +176,7 @@ def test_layers_that_change_the_kept_input_are_refused(network: Any, batch: str)
     layers = network()
     stage = StageLayers(layers, layers, first=0, last=1, recomputed=spans_of((0, 2)))
     value = wanting(CASES[batch].batch(0))
-    with pytest.raises(ConfigError, match="one of layers 0 to 1 works in place") as caught:
+    with pytest.raises(ConfigError, match="one of layers 0 to 1 changes in place") as caught:
         stage.forward(value, minibatch=0, leaves={})
     assert "inplace=False" in caught.value.remedy
 

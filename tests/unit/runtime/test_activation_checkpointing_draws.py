@@ -124,6 +124,6 @@ def test_layers_that_have_other_generators_after_they_ran_are_refused(
 ) -> None:
     layers = nn.Sequential(nn.Linear(6, 8), Changing(change))
     stage = StageLayers(layers, layers, first=0, last=1, recomputed=spans_of((0, 2)))
-    with pytest.raises(ConfigError, match="makes or replaces a random generator") as refused:
+    with pytest.raises(ConfigError, match="creates or replaces a random generator") as refused:
         stage.forward(mlp_batch(0), minibatch=0, leaves={})
     assert "__init__" in refused.value.remedy

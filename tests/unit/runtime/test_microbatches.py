@@ -109,10 +109,10 @@ class Unknown:
 @pytest.mark.parametrize(
     ("batch", "named"),
     [
-        ((torch.zeros(4, 2), torch.zeros(3)), [r"tensor \[0\] of 4", r"tensor \[1\] of 3"]),
+        ((torch.zeros(4, 2), torch.zeros(3)), [r"tensor \[0\] has 4", r"tensor \[1\] has 3"]),
         (
             {"x": sparse_collate(sites(3), spatial_shape=None), "y": torch.zeros(8)},
-            [r"SparseTensor \['x'\] of 3", "of 8"],
+            [r"SparseTensor \['x'\] has 3", "has 8"],
         ),
         ([torch.tensor(1.0), "text"], ["no tensor"]),
         (torch.zeros(0, 3), ["no tensor"]),

@@ -142,7 +142,7 @@ def test_errors_come_back_with_their_remedy() -> None:
 def test_what_could_act_is_not_sent(value: Any) -> None:
     with pytest.raises(safe_pickle.Unsendable) as error:
         safe_pickle.dumps([value])
-    assert "what cannot be pickled safely: " in error.value.what
+    assert "a value that cannot be pickled safely: " in error.value.what
     assert "register_pytree_node" in error.value.remedy
 
 
@@ -262,7 +262,8 @@ def exchanged(rank: int) -> tuple[Any, ...]:
 def test_collectives_exchange_values_of_unlike_length() -> None:
     found = run_shared(exchanged, 3)
     name = f"{Plain.__module__}.Plain"
-    refused = f"gathering a value of each rank: it holds what cannot be pickled safely: {name}"
+    refused = "gathering a value of each rank: this rank's value holds a value that cannot be "
+    refused += f"pickled safely: {name}"
     for rank, (everyone, first, said, message) in enumerate(found):
         assert everyone == [(0, [0.0]), (2, [2.0, 2.0, 2.0])]
         assert first == ([(0, ""), (1, "x"), (2, "xx")] if rank == 0 else [])

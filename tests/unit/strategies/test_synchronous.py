@@ -163,7 +163,7 @@ def test_a_batch_that_cannot_be_cut_is_refused() -> None:
     trainer = pl.Trainer(**QUIET, devices=1, max_epochs=1, strategy=strategy)
     loader = DataLoader(Dense(8), batch_size=8, collate_fn=collate)
     with pytest.raises(
-        ConfigError, match=r"tensor \[0\] of 8 samples and the tensor \[2\] of 4"
+        ConfigError, match=r"tensor \[0\] has 8 samples, but its tensor \[2\] has 4"
     ) as e:
         trainer.fit(Weighted(dense_layers()), loader)
     assert "cutting minibatch 0" in e.value.__notes__[0]
