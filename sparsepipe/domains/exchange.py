@@ -67,7 +67,7 @@ class Ranks:
         return dict(zip(self.placement.domains, totals, strict=True))
 
     def private_scaled(self, codes: Codes, ranks: int) -> Codes:
-        """Scales gradients of private codes for a mean over replicas instead of ``ranks``."""
+        """Scales private codes' gradients for a mean over replicas instead of ``ranks`` ranks."""
         _, replicas = self.placement.replica(self.rank)
         return replace(codes, private_BC=_scaled(codes.private_BC, replicas / ranks))
 
@@ -84,7 +84,7 @@ class OneGrid(DomainExchange):
 
 @dataclass(frozen=True, slots=True)
 class _OverGrids(OneGrid):
-    """Sums over the ranks, or the grids of ranks, that share the domains."""
+    """Exchange with sums over the ranks, or grids of ranks, that share the domains."""
 
     def total(self, counts: Tensor) -> Tensor:
         """Adds up the counts of all ranks; replicas have counted different samples."""

@@ -16,13 +16,13 @@ Roles = Literal["equal", "separate"]
 class Placement:
     """Assignment of domains to ranks, in the order of the domains.
 
-    With at most as many ranks as domains, ranks have equally many domains, or one more than others.
-    With more ranks, domains have equally many replicas, or one more, which share their samples.
+    With at most as many ranks as domains, the domains are spread evenly over the ranks. With more
+    ranks, the ranks are spread evenly over the domains: a domain's replicas share its samples.
 
     Args:
         domains: names, the source first.
         ranks: number of processes.
-        roles: ``separate``: the last rank has no domain, but decoder, head and losses of all.
+        roles: ``separate``: the last rank has no domain, but computes the losses of all.
     """
 
     domains: tuple[str, ...]

@@ -87,9 +87,9 @@ class Optimised(pl.LightningModule):
     """LightningModule with an optimizer and a schedule of its learning rate.
 
     Args:
-        optimizer: builds the optimizer of the parameters that it is called with; or a mapping with
+        optimizer: callable that builds the optimizer of given parameters; or a mapping with
             ``_target_`` that describes it, as ``schedule`` may be.
-        schedule: an :class:`LRSchedule`; or a callable that builds a scheduler of an optimizer
+        schedule: an :class:`LRSchedule`; or a callable that builds a scheduler for an optimizer
             (Hydra's ``_partial_: true``), which advances once an epoch; None: a constant rate.
     """
 

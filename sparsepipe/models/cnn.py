@@ -39,13 +39,13 @@ def cnn_5x5(
     width: float = 1.0,
     dropout: float = 0.0,
 ) -> nn.Sequential:
-    """Network of ``2 * convolutions + 5`` layers, from images [B, in_channels, 28, 28] to logits.
+    """Builds a network from images [B, in_channels, 28, 28] to logits [B, num_classes].
 
-    All ``convolutions`` except the first are identical, with 32 channels times ``width`` on 14x14,
-    so that stages with equally many are balanced. There is no normalisation, since it would act on
-    microbatches. The first convolution is initialised as in He et al. ("Delving Deep into
-    Rectifiers"), the others near the identity (``nn.init.dirac_``), since so many random layers
-    would not learn.
+    It has ``2 * convolutions + 5`` layers. All convolutions except the first are identical, with 32
+    channels times ``width`` on 14x14, so that stages with equally many are balanced. Normalisation
+    would act on microbatches, so there is none. The first convolution is initialised as in He et
+    al. ("Delving Deep into Rectifiers"), the others near the identity (``nn.init.dirac_``): so many
+    random layers would not learn.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)
     require(convolutions >= 1, "convolutions", convolutions, "1 or more")
@@ -79,9 +79,9 @@ def cnn_nd(
     dropout: float = 0.0,
     checkpointing: bool = False,
 ) -> nn.Sequential:
-    """Builds convolutions with batch norm and ReLU, max pools between levels, and a head.
+    """Builds a network of convolutions with batch norm, max pools between levels, and a head.
 
-    They map [B, in_channels, *spatial] to logits [B, num_classes], or [B, num_classes, *spatial].
+    It maps [B, in_channels, *spatial] to logits [B, num_classes], or [B, num_classes, *spatial].
     Each spatial size must be at least ``2 ** (levels - 1)``.
 
     Args:

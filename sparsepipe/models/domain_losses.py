@@ -52,7 +52,7 @@ RECONSTRUCTIONS: dict[Reconstruction, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def difference(shared_BC: Tensor, private_BC: Tensor) -> Tensor:
-    """Returns ``||Hs^T Hp||_F^2`` (Frobenius norm) of one domain's codes; a term of eq. 4.
+    """Returns ``||Hs^T Hp||_F^2`` of one domain's shared and private codes; a term of eq. 4.
 
     Codes are centred over the samples, and each is then scaled to length 1.
     """

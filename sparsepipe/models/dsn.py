@@ -230,9 +230,9 @@ def dsn_dense(
 ) -> DomainSeparationNetwork:
     """Builds a domain separation network for images or volumes of any size.
 
-    An encoder has two convolutions with kernel size 5 (each before a max pool), an average pool to
-    a coarse grid and a linear layer; the decoder has a linear layer and three convolutions, between
-    which values are repeated up to the decoded size.
+    An encoder has two convolutions with kernel size 5, each followed by a max pool, an average pool
+    to a coarse grid and a linear layer; the decoder has a linear layer and three convolutions,
+    between which values are repeated up to the decoded size.
 
     Args:
         dimensions: 2 for images, 3 for volumes.
@@ -289,8 +289,8 @@ def dsn_sparse(
 ) -> DomainSeparationNetwork:
     """Builds a network for sparse tensors of shapes; arguments and errors as in :func:`dsn_dense`.
 
-    An encoder has three submanifold convolutions (each before a max pool), a global max pool and a
-    linear layer. The decoder reconstructs the share of occupied voxels in cells of a coarser grid.
+    An encoder has three submanifold convolutions, each followed by a max pool, a global max pool
+    and a linear layer. The decoder reconstructs shares of occupied voxels on a coarser grid.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width)
     channels = [scaled(each, width) for each in (*_CHANNELS, 2 * _CHANNELS[-1])]

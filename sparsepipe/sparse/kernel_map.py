@@ -45,7 +45,7 @@ class CoordinateCache:
 
     All tensors on the same sites share one cache. A kernel map is kept for each (kernel size,
     stride, dilation) and holds the cache of its output level, so that levels form a tree: a
-    second downsampling by the same window reuses the coordinates and everything derived from
+    second downsampling with the same window reuses the coordinates and everything derived from
     them. Coordinates are checked when something is first derived.
 
     Attributes:
@@ -197,7 +197,7 @@ class KernelMap:
         return self.derived(name, lambda _: build_gather_plan(self.neighbours_KM, rows_per_block))
 
     def scatter_plan(self, rows_per_block: int) -> GatherPlan:
-        """Returns the adjoint of :meth:`gather_plan`, from outputs to inputs, by input rows.
+        """Returns the adjoint of :meth:`gather_plan`: outputs to inputs, in blocks of input rows.
 
         For a symmetric window (:attr:`KernelSpec.is_symmetric`) it equals the gather plan with
         the offsets in reverse order; then the gather plan itself is returned, unreversed.

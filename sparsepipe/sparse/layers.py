@@ -60,7 +60,7 @@ class Linear(_RowWise, nn.Linear):
 
 
 class Dropout(_RowWise, nn.Dropout):
-    """Sets single features to zero at random in training."""
+    """Sets individual features to zero at random in training."""
 
 
 class Conv3d(nn.Module):

@@ -33,7 +33,7 @@ def derived_saved_with_tensors() -> Iterator[None]:
 
 
 def save(ctx: Any, *tensors: Tensor, derived: Any) -> None:
-    """Saves tensors and an object derived from coordinates in a forward, for :func:`saved`."""
+    """Saves tensors and an object derived from coordinates, for :func:`saved` in the backward."""
     if not _with_tensors.get():
         ctx.derived = derived
         ctx.save_for_backward(*tensors)

@@ -19,7 +19,7 @@ class SparseTensor:
     """Features and integer coordinates of occupied voxels.
 
     Args:
-        feats: floating [N, C].
+        feats: floating-point [N, C].
         coords: int32 [N, 4], columns (batch, x, y, z), divided by ``stride``; unique rows in
             any order.
         stride: voxels of the finest grid per voxel, for each axis.
@@ -99,7 +99,7 @@ class SparseTensor:
         return self
 
     def replace_feats(self, feats_NC: Tensor) -> SparseTensor:
-        """Returns a tensor with the same sites and cache, and a row of ``feats_NC`` for each."""
+        """Returns a tensor with the same sites and cache, but with the features ``feats_NC``."""
         cache = self.cache
         if feats_NC.shape[:1] != self.coords.shape[:1]:
             raise CoordinateError(

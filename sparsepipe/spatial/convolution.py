@@ -29,7 +29,7 @@ from sparsepipe.spatial.shard import (
 
 
 def halo_moves(shard: Shard, windows: Sequence[Window]) -> tuple[Move, ...]:
-    """Returns the moves of halos along each axis, for ``windows`` over the last dimensions."""
+    """Returns the moves along each axis of the grid that bring the halos of ``windows``."""
     grid, count = shard.grid, len(windows)
     sizes = whole_shape(shard)[-count:]
     if any(window.output_size(size) < 1 for window, size in zip(windows, sizes, strict=True)):
@@ -52,7 +52,7 @@ def halo_moves(shard: Shard, windows: Sequence[Window]) -> tuple[Move, ...]:
 
 
 def as_tuple(value: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """Expands PyTorch's short form of one number for all ``count`` dimensions."""
+    """Expands a number, or a sequence of one, to ``count`` numbers, as PyTorch does."""
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * count if len(values) == 1 else values
 
@@ -102,7 +102,7 @@ class _Layer:
         return cls(grid, tuple(windows), groups, moves, *intervals)
 
     def halos(self, place: int) -> list[_Part]:
-        """Returns a part for each halo, before and behind, that the move at ``place`` brings."""
+        """Returns a part for each halo, before and after, that the move at ``place`` brings."""
         dim = self.moves[place].dim
         later = [move.dim for move in self.moves[place + 1 :]]
         found = []
@@ -133,7 +133,7 @@ class _Layer:
         return fetching
 
     def narrowed(self, value: Tensor, moves: Sequence[Move] | None = None) -> Tensor:
-        """Narrows ``value`` to :attr:`inside` in the dimensions of ``moves``; None: of all."""
+        """Narrows ``value`` to :attr:`inside` in the dimensions of ``moves``, by default of all."""
         for move in self.moves if moves is None else moves:
             inside = self.inside[move.dim]
             first = inside.start - self.held[move.dim].start if inside.size else 0
@@ -159,7 +159,7 @@ class _Part:
     Args:
         layer: the convolution.
         inputs: positions of the inputs, an interval for each of the last dimensions.
-        outputs: positions of outputs, with all of this rank's to which ``inputs`` contribute.
+        outputs: positions of outputs, with all of this rank's that ``inputs`` contribute to.
     """
 
     layer: _Layer
@@ -172,7 +172,7 @@ class _Part:
 
     @property
     def padding(self) -> tuple[list[int], list[int]]:
-        """Padding for PyTorch's convolution, and for ``F.pad`` where that cannot do it.
+        """Padding for PyTorch's convolution, or else, where that does not suffice, for ``F.pad``.
 
         ``F.pad`` pads inputs of a convolution, outputs of a transposed one; negative padding crops.
         """
@@ -249,7 +249,7 @@ class _Part:
         return of_inputs, of_weight, bias if is_behind else of_bias
 
     def of(self, outputs: Tensor) -> Tensor:
-        """Narrows ``outputs``, all those of this rank, to those of this part."""
+        """Narrows ``outputs``, all outputs of this rank, to those of this part."""
         for dim, (mine, own) in enumerate(zip(self.outputs, self.layer.outputs, strict=True)):
             outputs = outputs.narrow(2 + dim, mine.start - own.start, mine.size)
         return outputs
@@ -307,7 +307,7 @@ class _ShardConvolution(torch.autograd.Function):
 
 
 def _start_giving_halos(halos: Sequence[Tensor], move: Move, grid: Grid) -> GiveBack:
-    """Starts sending back the gradients of what :meth:`Fetch.halos` has returned."""
+    """Starts sending the gradients of halos back to the ranks that hold their positions."""
     parts: list[Tensor] = []
     for halo, pieces in zip(halos, halo_pieces(move, grid), strict=True):
         parts += torch.split(halo, [piece.interval.size for piece in pieces], move.dim)

@@ -93,7 +93,7 @@ class Grid:
         return self.rank // math.prod(self.shape[axis + 1 :]) % self.shape[axis]
 
     def peer(self, axis: int, coordinate: int) -> int:
-        """Returns the rank at ``coordinate`` along ``axis``, else at this rank's coordinates."""
+        """Returns the rank at ``coordinate`` along ``axis`` and this rank's other coordinates."""
         return self.rank + (coordinate - self.coordinate(axis)) * math.prod(self.shape[axis + 1 :])
 
     def held(self, axis: int, size: int) -> Interval:
@@ -104,13 +104,13 @@ class Grid:
         """Returns this rank's view of a whole tensor, whose last dimensions are the spatial ones.
 
         Raises:
-            ConfigError: the tensor has too few dimensions, or fewer positions than shards.
+            ConfigError: the tensor has too few dimensions, or one with fewer positions than shards.
         """
         self.check(full.shape[-self.dimensions :])
         return self.part(full)
 
     def part(self, full: Tensor) -> Tensor:
-        """Returns this rank's part, as :meth:`shard` cuts it; it may be empty."""
+        """Returns this rank's part like :meth:`shard`, but without checks: it may be empty."""
         for dim in range(-self.dimensions, 0):
             held = self.held(dim + self.dimensions, full.shape[dim])
             full = full.narrow(dim, held.start, held.size)
@@ -136,11 +136,11 @@ class Grid:
                 )
 
     def gather(self, local: Tensor) -> Tensor:
-        """Gathers the whole on every rank from shards as :meth:`shard` cuts them.
+        """Gathers on every rank the whole tensor that :meth:`shard` has cut.
 
-        In the backward pass each rank keeps its part of the gradient: all ranks must compute the
+        In the backward pass, each rank keeps its part of the gradient: all ranks must compute the
         same loss of the whole. In a rule (:func:`sparsepipe.spatial.rule`), ``local`` is a
-        :class:`~sparsepipe.spatial.Shard`, and gradients of the whole are partial.
+        :class:`~sparsepipe.spatial.Shard`, and the ranks' gradients of the whole are added up.
         """
         if has_torch_function_unary(local):
             return handle_torch_function(Grid.gather, (local,), self, local)
@@ -190,13 +190,13 @@ class Grid:
 
 
 def best_grid(sizes: Sequence[int], ranks: int) -> tuple[int, ...]:
-    """Returns the grid of ``ranks`` that exchanges the fewest positions of samples of ``sizes``.
+    """Returns the shape of the grid of ``ranks`` that exchanges least for samples of ``sizes``.
 
     At each cut across an axis, neighbours exchange layers as large as a cross-section of the whole.
     Among equal grids, the one that cuts the later dimensions is chosen.
 
     Raises:
-        ConfigError: the samples have too few positions for as many ranks.
+        ConfigError: the samples have too few positions for that many ranks.
     """
     factors = [number for number in range(1, ranks + 1) if ranks % number == 0]
     found = [
@@ -234,7 +234,7 @@ class Move:
 
 
 def whole_on_all(grid: Grid, dims: Sequence[int], full: Sequence[int]) -> list[Move]:
-    """Returns the moves that bring every rank the whole, of sizes ``full`` in ``dims``."""
+    """Returns moves that bring every rank the whole, of sizes ``full`` in dimensions ``dims``."""
     found = []
     for axis, (dim, size) in enumerate(zip(dims, full, strict=True)):
         plans = exchanges(size, ((Interval(0, size),),) * grid.shape[axis])
@@ -282,7 +282,7 @@ class Fetch:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
     def halos(self) -> tuple[Tensor, Tensor]:
-        """Waits for and returns other ranks' halos, before this rank's shard and behind it."""
+        """Waits for and returns other ranks' halos, before and after this rank's shard."""
         received = iter(self.pending.wait())
         before, behind = (
             [part for _, part in zip(pieces, received, strict=False)]
@@ -294,7 +294,7 @@ class Fetch:
 
 @dataclass(slots=True)
 class GiveBack:
-    """Adjoint of a move, in progress: gradients are on their way to the ranks with the shards."""
+    """Adjoint of a move, in progress: gradients are under way to the ranks with the positions."""
 
     move: Move
     pending: Pending
@@ -346,7 +346,7 @@ class GiveBack:
 
 
 def halo_pieces(move: Move, grid: Grid) -> tuple[list[Piece], list[Piece]]:
-    """Returns the pieces of a rank's halos from other ranks, before its shard and behind it."""
+    """Returns the pieces of a rank's halos from other ranks, before and after its shard."""
     own, end = grid.coordinate(move.axis), move.exchange.held.stop
     theirs = [piece for piece in move.exchange.pieces if piece.rank != own]
     return (
@@ -380,13 +380,13 @@ def give_back(
 
 
 class _Moved(torch.autograd.Function):
-    """Makes a move; with ``keeps_part``, the gradient is whole and equal on all ranks."""
+    """Makes a move; with ``keeps_part``, the result's gradients are equal on all ranks."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, grid: Grid, move: Move, keeps_part: bool) -> Tensor:
         ctx.grid, ctx.move, ctx.keeps_part = grid, move, keeps_part
-        # Activation checkpointing computes again where a saved tensor is first needed. A layer with
-        # an empty output saves none: with this one, messages go in the same order on every rank.
+        # Activation checkpointing recomputes when a saved tensor is first needed. A layer with an
+        # empty output saves none: with this one, messages go in the same order on every rank.
         ctx.save_for_backward(local.new_empty(0))
         found = Fetch.start(local, move, grid).wait()
         # The result must not be a view of ``local``.

@@ -32,7 +32,7 @@ class Interval:
         return Interval(start, max(start, min(self.stop, other.stop)))
 
     def without(self, other: Interval) -> tuple[Interval, Interval]:
-        """Returns the positions of this interval before ``other`` and behind it."""
+        """Returns the positions of this interval before ``other`` and after it."""
         return (
             Interval(self.start, max(self.start, min(self.stop, other.start))),
             Interval(min(self.stop, max(self.start, other.stop)), self.stop),
@@ -50,7 +50,7 @@ def shares(size: int, parts: int) -> tuple[Interval, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How a layer's outputs depend on its inputs along one axis.
+    """Dependence of a layer's outputs on its inputs along one axis.
 
     Output o of a window that is not transposed sees inputs ``o * stride - before + t * dilation``
     for t in 0 .. kernel - 1; input i of a transposed one contributes to outputs
@@ -60,10 +60,10 @@ class Window:
         kernel: number of taps.
         stride: distance between neighbouring windows.
         before: positions of padding before the first input; negative ones crop.
-        after: positions of padding behind the last input; negative ones crop.
+        after: positions of padding after the last input; negative ones crop.
         dilation: distance between neighbouring taps.
         transposed: whether the window is that of a transposed convolution.
-        output_padding: positions that a transposed convolution adds at its end.
+        output_padding: positions that a transposed convolution adds at the end of its output.
         ceil_mode: whether a pool keeps a last window that is not full.
     """
 
@@ -120,7 +120,7 @@ class Window:
         return Interval(start, max(start, (from_.stop - 1 + self.before) // self.stride + 1))
 
     def padding(self, outputs: Interval, size: int) -> tuple[int, int]:
-        """Returns how many positions of padding ``outputs`` see before and behind their inputs.
+        """Returns how many positions of padding ``outputs`` see before and after their inputs.
 
         Not for transposed windows, which see none.
         """

@@ -30,12 +30,12 @@ from sparsepipe.spatial.shard import (
 
 
 def recomputing() -> bool:
-    """Returns whether autograd runs a backward pass, where a forward pass is a recomputation."""
+    """Returns whether a backward pass is running, where any forward pass is a recomputation."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 class _Normalised(torch.autograd.Function):
-    """``weight * (x - mean) / sqrt(variance + eps) + bias``, where each rank has a part of x."""
+    """Computes ``weight * (x - mean) / sqrt(variance + eps) + bias`` for this rank's part of x."""
 
     @staticmethod
     def forward(
@@ -174,7 +174,7 @@ def _group_norm(
 ) -> Tensor:
     local = local_of(input)
     if func is F.group_norm and local.is_cuda and torch.is_autocast_enabled("cuda"):
-        local = local.float()  # as PyTorch's group norm under autocast
+        local = local.float()  # as PyTorch's group norm does under autocast
     uncut(input, 1, "a norm of groups of channels in")
     shape = whole_shape(input)
     grouped = local.reshape(shape[0], num_groups, shape[1] // num_groups, *local.shape[2:])

@@ -92,12 +92,12 @@ def _each_position(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return alike(result, first)
     if result is NotImplemented:
         return result
-    raise without_rule(f"{name} with these arguments")  # where(x)
+    raise without_rule(f"{name} with these arguments")  # such as where(x)
 
 
 @function_rule(Tensor.to, Tensor.type, Tensor.type_as)
 def _converted(func: Callable[..., Any], value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Converts dtype or device; the tensor that gives these may also be a shard."""
+    """Converts dtype or device; ``value`` or the tensor to follow may be a shard."""
     given = [local_of(each) if isinstance(each, Shard) else each for each in args]
     if not isinstance(value, Shard):
         return func(value, *given, **kwargs)
@@ -198,7 +198,7 @@ def _permuted(func: Callable[..., Tensor], input: Shard, *args: Any, **kwargs: A
     *(torch.squeeze, Tensor.squeeze, torch.unsqueeze, Tensor.unsqueeze),
 )
 def _reshaped(func: Callable[..., Tensor], shard: Shard, *args: Any, **kwargs: Any) -> Any:
-    """Returns a shard if the cut dimensions stay the last ones, else the whole as a tensor."""
+    """Returns a shard if the cut dimensions stay the last ones, else the whole, a plain tensor."""
     given = [each.shape if isinstance(each, Tensor) else each for each in args]
     if func in (Tensor.view_as, Tensor.reshape_as):
         func = Tensor.reshape

@@ -63,8 +63,8 @@ def _pool_windows(
 class _Recomputed(torch.autograd.Function):
     """Applies a layer that needs halos, and keeps the shard without them for the backward pass.
 
-    That is what the layer before has kept as well. The backward pass fetches the halos and computes
-    the layer again.
+    That shard is what the layer before has kept as well. The backward pass fetches the halos and
+    computes the layer again.
     """
 
     @staticmethod
@@ -200,7 +200,7 @@ _Taps = Sequence[Sequence[tuple[int, float]]]
 
 
 def _picked(shard: Shard, dim: int, taps: _Taps) -> Shard:
-    """Computes weighted sums of positions along a last dimension, one for each entry of ``taps``.
+    """Computes weighted sums of positions in ``dim`` (negative), one for each entry of ``taps``.
 
     Like PyTorch, it computes with values of half precision in single precision.
     """

@@ -191,7 +191,7 @@ def unspatialize(model: _Module) -> _Module:
 
 
 def _rule_of(module: nn.Module) -> ModuleRule | None:
-    """Returns the rule of a module's class; None for others, and for subclasses' own forwards."""
+    """Returns the rule for a module; None without one, or if its class overrides the forward."""
     kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
     same = kind is not None and type(module).forward is kind.forward
     return _RULES[kind] if kind is not None and same else None

@@ -64,7 +64,7 @@ def convolve(feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Ten
 
 
 def _block_rows(kernel_map: KernelMap, kernel_KCD: Tensor) -> int:
-    """Returns the rows of a block: as many as fit the budget, but enough to amortise the kernel.
+    """Returns the rows per block: as many as fit the budget, but enough to amortise the kernel.
 
     Every block reads the whole kernel, so a block with fewer pairs per offset than channels
     moves more weights than features.
@@ -212,7 +212,7 @@ def _differentiable_gradients(
     need_feats: bool,
     need_kernel: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Does as :func:`_gradients` with operations that autograd records, for ``create_graph=True``.
+    """Computes what :func:`_gradients` does, with operations that autograd can differentiate.
 
     At one offset, each row is in at most one pair, so that no sum depends on the order of threads.
     """
@@ -285,7 +285,7 @@ def _by_offset(block: RowBlock, rows_P: Tensor, parts: Tensor) -> Iterator[tuple
 
 
 def _rows(name: str, source: Tensor, block: RowBlock, rows_P: Tensor | None) -> Tensor:
-    """Returns rows of ``source``; None: the block's own. Rows added by rounding up are zero."""
+    """Returns rows of ``source``; None: the block's own. Rows that round up the number are 0."""
     if rows_P is None:
         rows = source[block.first : block.last]
         if _product_rows(len(rows), source) == len(rows):

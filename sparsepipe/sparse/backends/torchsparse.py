@@ -82,7 +82,7 @@ class TorchSparseBackend(NativeBackend):
 def convolve(
     module: Any, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
 ) -> SparseTensor:
-    """Convolves with the torchsparse in ``module``, or natively where its result would differ."""
+    """Convolves with torchsparse (``module``), or natively where its result would differ."""
     is_dilated = any(d > 1 and k > 1 for d, k in zip(spec.dilation, spec.size, strict=True))
     if not spec.is_symmetric or is_dilated or spec.volume == 1 or not len(x):
         return _NATIVE.conv3d(x, kernel, bias, spec)
@@ -109,7 +109,7 @@ def convolve(
     config = functional.conv_config.get_default_conv_config().copy()
     config["dataflow"] = functional.Dataflow.ImplicitGEMM
     config["kmap_mode"] = "hashmap_on_the_fly"
-    config["ifsort"] = False  # its bit masks hold 32 offsets, a 5^3 window has 125
+    config["ifsort"] = False  # its bit masks hold 32 offsets, but a 5^3 window has 125
     # A global option that stays as set, because the backward pass reads it as well.
     module.backends.allow_tf32 = (
         torch.get_float32_matmul_precision() != "highest"
@@ -151,8 +151,8 @@ class _DifferentiableOnce(torch.autograd.Function):
 def from_torchsparse(kernel: Tensor, kernel_size: int | Sequence[int]) -> Tensor:
     """Reorders a kernel [K, Cin, Cout] saved by torchsparse 2.0 or 2.1 for ``Conv3d.kernel``.
 
-    There x varies fastest, in torchsparse z where K is even. Raises a BackendError for an even
-    size above 2, whose offsets differ between torchsparse's versions.
+    There, x varies fastest; in torchsparse, z does where K is even. Raises a BackendError for an
+    even size above 2, whose offsets differ between torchsparse's versions.
     """
     size = as_triple(kernel_size, name="kernel size")
     if math.prod(size) % 2:
