@@ -1,12 +1,12 @@
-"""Augmentation of training shapes, and shifts that make scans of them: other domains of clouds.
+"""Augmentation of training shapes, and shifts that turn clouds into scans, as another domain.
 
-Shapes: N points, of which M are left, 3 axes.
+Shapes: N points of a cloud, of which M are left, 3 axes.
 
 Rotation and mirroring act *before* the grid is placed around the shape, so that a rotated shape
 still spans the grid. Scale, shift and jitter act *after* that, in the unit cube (grid half width
 1), because a grid that spans each shape's own extent would undo them. Points that scale and shift
 move out of the grid are dropped (as if the shape were cropped) or moved to its border. Jitter never
-drops a point, because half of every face on the border would disappear.
+drops a point, because otherwise half of every face on the border would disappear.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Axis = Literal["x", "y", "z"]
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 _ROUNDING = np.float32(1e-4)
-"""Distance from the grid, in half widths, below which a point outside is a rounding error."""
+"""Distance outside the grid, in half widths, up to which a point still counts as inside."""
 
 
 @checked
@@ -39,14 +39,14 @@ class Augment:
     Args:
         enabled: false switches off all parts.
         scale: smallest and largest factor; [1, 1] is off.
-        scale_per_axis: draw a factor for each axis instead of one for all.
+        scale_per_axis: whether each axis has a factor of its own.
         shift: largest shift along each axis, in grid half widths.
         jitter: standard deviation of the noise on each coordinate, in grid half widths.
-        jitter_clip: largest noise, in grid half widths.
+        jitter_clip: largest noise on a coordinate, in grid half widths.
         rotate_deg: largest rotation about the vertical axis in either direction, in degrees.
         flip: probability of mirroring, for each horizontal axis.
-        dropout: largest share of the points dropped at random; the share is drawn per shape.
-        outside: ``drop`` or ``clamp`` points that scale and shift move out of the grid.
+        dropout: largest share of points dropped at random; each shape draws a share up to it.
+        outside: ``drop`` removes points moved out of the grid, ``clamp`` puts them on its border.
     """
 
     enabled: bool = True
@@ -65,7 +65,7 @@ class Augment:
         object.__setattr__(self, "scale", factors)
         if len(factors) != 2 or not 0 < factors[0] <= factors[1]:
             raise ConfigError(
-                f"data.augment.scale={list(factors)} is not valid",
+                f"data.augment.scale={list(factors)} is not a range of positive factors",
                 remedy="set it to two factors, 0 < smallest <= largest",
             )
 
@@ -86,7 +86,7 @@ class Augment:
         return pose_33
 
     def vary(self, unit_N3: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """Points with dropout, scale, shift and jitter, in the unit cube; at least one is kept."""
+        """Returns points [M, 3] of the unit cube after dropout, scale, shift and jitter; M >= 1."""
         if not self.enabled:
             return unit_N3
         if self.dropout > 0:
@@ -108,9 +108,9 @@ class Augment:
 
 
 _CELLS = 24
-"""Cells along each side of the image in which a view hides points."""
+"""Cells along each side of the image in which ``partial`` finds hidden points."""
 _LEAST = 16
-"""Points that are left of a shape at least."""
+"""Fewest points of a scan; a shift that leaves fewer has no effect."""
 
 
 CloudShiftKind = Literal["none", "partial", "noisy", "occluded", "density", "rotated"]
@@ -119,14 +119,14 @@ CloudShiftKind = Literal["none", "partial", "noisy", "occluded", "density", "rot
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudShift:
-    """Shift of each cloud of a domain, the same whenever a shape is read.
+    """Turns each cloud of a domain into a scan, in the same way whenever the shape is read.
 
-    It acts on the drawn points, before the grid is placed around them, as a scanner would.
+    It acts on the points drawn from a cloud, before the grid is placed around them.
 
     Args:
         kind: one of :data:`SHIFTS`; ``none`` leaves clouds as they are.
-        strength: 1 is usual; 0 to 2.
-        seed: of what is drawn for each shape.
+        strength: how much clouds change, from 0 to 2; 1 is usual.
+        seed: seed of the random draws for each shape.
     """
 
     kind: CloudShiftKind = "none"
@@ -134,7 +134,7 @@ class CloudShift:
     seed: Seed = 0
 
     def __call__(self, cloud_N3: FloatArray, *, up_axis: Axis, key: tuple[int, ...]) -> FloatArray:
-        """The points [M, 3] of the scan; what is drawn depends on the seed and ``key``."""
+        """Returns the points [M, 3] of a scan; random draws depend on ``seed`` and ``key`` only."""
         rng = np.random.default_rng([self.seed, *key])
         up = "xyz".index(up_axis)
         shifted = SHIFTS[self.kind](cloud_N3, up, self.strength, rng)
@@ -145,7 +145,7 @@ _Shift = Callable[[FloatArray, int, float, Generator], FloatArray]
 
 
 def _horizontal(up: int, rng: Generator) -> NDArray[np.float64]:
-    """A random direction that is nearly horizontal, from above."""
+    """A random unit vector, 0.1 to 0.7 rad above the horizontal plane."""
     turn, rise = rng.uniform(0, 2 * np.pi), rng.uniform(0.1, 0.7)
     direction_3 = np.empty(3)
     direction_3[(up + 1) % 3], direction_3[(up + 2) % 3] = np.cos(turn), np.sin(turn)
@@ -155,7 +155,7 @@ def _horizontal(up: int, rng: Generator) -> NDArray[np.float64]:
 
 
 def _partial(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
-    """Points seen from one side: in each cell of the view those nearest to the viewer."""
+    """Points visible from one side: those nearest to the viewer in each cell of the view."""
     toward_3 = _horizontal(up, rng)
     frame_33, _ = np.linalg.qr(np.column_stack([toward_3, rng.standard_normal((3, 2))]))
     image_N2 = cloud_N3 @ frame_33[:, 1:]
@@ -165,14 +165,14 @@ def _partial(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> 
     cell_N = cells_N2[:, 0] * _CELLS + cells_N2[:, 1]
     nearest = np.full(_CELLS**2, np.inf)
     np.minimum.at(nearest, cell_N, depth_N)
-    # A cell of the view has the depth of a slanted surface in it.
+    # A slanted surface has a range of depths within one cell.
     behind = (0.35 - 0.15 * strength) * side
     seen_N3: FloatArray = cloud_N3[depth_N <= nearest[cell_N] + max(behind, 2 * side / _CELLS)]
     return seen_N3
 
 
 def _noisy(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
-    """Noise on each point, and some points anywhere."""
+    """Points with noise, and outliers anywhere in the bounding box."""
     size = float(np.linalg.norm(cloud_N3.max(0) - cloud_N3.min(0)))
     noise_N3 = rng.standard_normal(cloud_N3.shape) * 0.015 * strength * size
     outliers = rng.uniform(
@@ -182,7 +182,7 @@ def _noisy(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> Fl
 
 
 def _occluded(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
-    """Points that are not near either of two random ones."""
+    """Points outside of balls around two random ones."""
     for _ in range(2):
         middle_3 = cloud_N3[rng.integers(len(cloud_N3))]
         near = np.linalg.norm(cloud_N3 - middle_3, axis=1)
@@ -194,7 +194,7 @@ def _occluded(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) ->
 
 
 def _density(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
-    """Fewer points the farther they are from a random side."""
+    """Points that get sparser with the distance from a random side."""
     along_N = cloud_N3 @ _horizontal(up, rng)
     share_N = (along_N - along_N.min()) / max(float(np.ptp(along_N)), 1e-12)
     left_N3: FloatArray = cloud_N3[
@@ -204,7 +204,7 @@ def _density(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> 
 
 
 def _rotated(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
-    """Tilted about a random horizontal axis, and turned about the vertical one."""
+    """Points turned about the vertical axis, then tilted about a horizontal one."""
     tilt = np.deg2rad(45 * strength) * rng.uniform(0.5, 1)
     turn = rng.uniform(0, 2 * np.pi)
     first, second = (up + 1) % 3, (up + 2) % 3

@@ -1,8 +1,8 @@
-"""The cache of prepared data: files that are built once, and written whole or not at all.
+"""Cache of prepared data: files that are built once, and written whole or not at all.
 
-Rows have a directory named after the contents of their files and the settings of their reader, with
-``rows.npy`` [S, ...], ``meta.npy`` [S, K], and ``corrupt.json``, the faults of corrupt files.
-``rows.npy`` gets its name last: where it exists, the rest does. A build that is interrupted or
+The rows of S files have a directory named after a digest of the files and the reader's settings,
+with ``rows.npy`` [S, ...], ``meta.npy`` [S, K], and ``corrupt.json``, the faults of corrupt files.
+``rows.npy`` gets its name last: where it exists, so do the others. A build that is interrupted or
 killed begins again.
 """
 
@@ -45,14 +45,14 @@ from sparsepipe.utils.process import exit_with_parent
 from sparsepipe.utils.progress import progress
 
 _VERSION = 2
-"""Increased with any change to the files of a cache."""
+"""Increased with any change to the files of the cache."""
 _SECONDS_PER_WORKER = 1.5
-"""Work that repays the start of a process."""
+"""Seconds of work that repay the start of a process."""
 _SECONDS_PER_FILE = 3e-3
 _BYTES_PER_S = 8e6
-"""Estimated speed of sampling points and of reading text, to choose the number of workers."""
+"""Estimated time per file and speed of reading, from which the number of workers follows."""
 _PORTION_FILES = 1024
-"""Files whose rows may wait in memory to be written."""
+"""Most files whose rows wait in memory to be written."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -61,8 +61,8 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 class CacheSettings:
     """Settings of the cache in which a source keeps prepared data; see ``ShapeDataModule``.
 
-    ``directory`` can be deleted, since caches are built again; ``points`` are sampled from each
-    mesh, by ``seed``.
+    ``directory`` can be deleted, since caches are built again; ``points`` is the number sampled
+    from each mesh, with ``seed``; ``workers`` is called ``cache_workers`` there.
     """
 
     directory: Path
@@ -74,9 +74,10 @@ class CacheSettings:
 
 
 class RowReader(Protocol):
-    """Computes the row of a file, of numpy's type ``dtype``; it is pickled for worker processes.
+    """Computes the row of a file for the cache; it is pickled for worker processes.
 
-    ``kind`` is part of the directory's name, ``meta_size`` is K, further numbers for each row.
+    ``kind`` names the directory of its rows, ``dtype`` is their type in numpy's notation, and
+    ``meta_size`` is K, the count of further numbers for each row.
     """
 
     kind: ClassVar[str]
@@ -93,16 +94,16 @@ class RowReader(Protocol):
         ...
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[Any], NDArray[np.float32]]:
-        """The row and the K numbers of one file. Raises a DataError for a corrupt one."""
+        """Returns the row and the K numbers of a file; raises a DataError for a corrupt one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRows:
-    """The rows [S, ...] of some files; those of corrupt files are zeros.
+    """Cached rows [S, ...] of S files, with zeros for corrupt ones.
 
-    ``usable_S`` are the numbers of the files that are not corrupt, ``faults`` the names of those
-    that are, with their faults and remedies. ``is_new``: this call has built the cache.
+    ``meta_SK`` are each file's further numbers, ``usable_S`` indices of intact files, ``faults``
+    the faults and remedies of corrupt ones by name. ``is_new``: this call has built the cache.
     """
 
     directory: Path
@@ -114,13 +115,13 @@ class CachedRows:
 
 
 def build_once(path: Path, build: Callable[[], object], *, wait_s: float = LOCK_WAIT_S) -> bool:
-    """Call ``build`` for a file of the cache that is missing; whether this process has done so.
+    """Calls ``build`` if the cache file ``path`` is missing; returns whether this call did so.
 
-    Of several processes one builds, and the others wait for it.
+    Among several processes, one builds while the others wait.
 
     Raises:
-        DataError: the disk is full or not writable, or another process has been building for too
-            long.
+        DataError: the disk is full or not writable, or another process has been building for longer
+            than ``wait_s`` seconds.
     """
     with explaining_storage(path.parent, setting="data.cache_dir"):
         if path.is_file():
@@ -135,7 +136,7 @@ def build_once(path: Path, build: Callable[[], object], *, wait_s: float = LOCK_
 def cached_rows(
     files: Sequence[DataFile], reader: RowReader, settings: CacheSettings
 ) -> CachedRows:
-    """The rows of some files in their order, computed by several processes if they are missing."""
+    """Returns the rows of files in their order; several processes build those not yet cached."""
     key = digest_values([_VERSION, reader.settings(), digest_listing(files)])
     directory = settings.directory / reader.kind / key
     path = directory / "rows.npy"
@@ -176,7 +177,7 @@ def _build(path: Path, files: Sequence[DataFile], reader: RowReader, workers: in
 
 
 def _read_one(reader: RowReader, file: DataFile) -> tuple[NDArray[Any], NDArray[np.float32]] | str:
-    """The row and numbers, or the fault, of a file."""
+    """Returns the row and numbers of a file, or its fault as text."""
     try:
         if file.size_bytes < 0:
             check_regular(file.path)
@@ -194,7 +195,7 @@ def _read_one(reader: RowReader, file: DataFile) -> tuple[NDArray[Any], NDArray[
 
 @contextmanager
 def parallel_map(workers: int, *, chunk: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """``map`` over single-threaded processes that end with this one; for one worker plain."""
+    """Gives the block a ``map`` over single-threaded processes, or the builtin for one worker."""
     before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     pool = None
     try:
@@ -207,8 +208,8 @@ def parallel_map(workers: int, *, chunk: int) -> Iterator[Callable[..., Iterator
     except (BrokenProcessPool, MemoryError) as error:
         raise DataError(
             "a process that prepares data was killed or ran out of memory",
-            remedy="lower data.cache_workers, then run the same command again; your own script "
-            'must start its work under if __name__ == "__main__":',
+            remedy="lower data.cache_workers, then run the same command again; in a script of your "
+            'own, start the work under if __name__ == "__main__":',
         ) from error
     finally:
         if pool is not None:

@@ -19,21 +19,21 @@ from sparsepipe.utils.host import usable_cores
 from sparsepipe.utils.process import exit_with_parent
 
 Access = tuple[int, int]
-"""(epoch, index) of one read of one shape."""
+"""(epoch, index) of one access to a sample."""
 
 
 class TrainSampler(DistributedSampler[Any]):
-    """The shuffled shapes of each epoch, the same number for every rank.
+    """Draws the shuffled samples of each epoch, the same number for every rank.
 
-    If the shapes do not divide evenly, the shuffled order continues from its start, so that at
-    most ``num_replicas - 1`` shapes occur twice in an epoch and none is left out.
+    If the samples do not divide evenly, the shuffled order continues from its start, so that at
+    most ``num_replicas - 1`` samples occur twice in an epoch and none is left out.
 
     Args:
         dataset: only its length is used.
         num_replicas: as for ``DistributedSampler``, like ``rank`` and ``seed``.
-        samples: of all ranks in an epoch, repeated in new orders if there are fewer; None: each
-            once.
-        stream: distinguishes data that are read beside each other in the seed.
+        samples: number of samples of all ranks in an epoch; if the data set has fewer, they are
+            repeated in new orders. None: each once.
+        stream: number that gives data sets with the same seed different orders.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class TrainSampler(DistributedSampler[Any]):
 
 
 class EvalSampler(DistributedSampler[Any]):
-    """All shapes in order, each for exactly one rank; ranks may have unequal counts.
+    """Yields all samples in order, each to exactly one rank; ranks may have unequal counts.
 
-    The epoch is always 0, so that every evaluation uses the same points.
+    The epoch is always 0, so that every evaluation draws the same points.
 
     Arguments as for ``DistributedSampler``; only the length of the data set is used.
     """
@@ -79,10 +79,10 @@ class EvalSampler(DistributedSampler[Any]):
     def __init__(self, dataset: Sized, *, num_replicas: int = 1, rank: int = 0) -> None:
         if 0 < len(dataset) < num_replicas:
             raise ConfigError(
-                f"{len(dataset)} shapes for validation or test cannot be shared by "
+                f"{len(dataset)} samples for validation or test cannot be shared by "
                 f"{num_replicas} ranks",
-                remedy=f"set parallel.devices to at most {len(dataset)}, or provide more shapes "
-                "(data.val_share for validation)",
+                remedy=f"set parallel.devices to at most {len(dataset)}, or provide more samples "
+                "(for validation, raise data.val_share)",
             )
         super().__init__(dataset, num_replicas=num_replicas, rank=rank, shuffle=False)  # type: ignore[arg-type]
         self._own = range(rank, len(dataset), num_replicas)
@@ -95,12 +95,12 @@ class EvalSampler(DistributedSampler[Any]):
 
 
 def split_validation(labels_S: IntArray, *, share: float, seed: int) -> tuple[IntArray, IntArray]:
-    """Indices for training and for validation, with ``share`` of every class for validation.
+    """Returns the indices for training, and for validation, which gets ``share`` of every class.
 
-    Unless ``share`` is 0, a class with at least two shapes has at least one in each of them.
+    Unless ``share`` is 0, a class with at least two samples has at least one in each of them.
     """
     rng = np.random.default_rng([seed, 0x5711])
-    held = [np.empty(0, np.int64)]  # there may be no shapes at all
+    held = [np.empty(0, np.int64)]  # there may be no samples at all
     for label in np.unique(labels_S):
         members_N = rng.permutation(np.flatnonzero(labels_S == label))
         count = round(share * len(members_N))
@@ -126,20 +126,20 @@ _PRELOADED = (
 
 
 def default_workers(ranks: int | None = None) -> int:
-    """Loader workers for each of some ranks of this machine, by default for those that run: one for
-    every four of its cores, at most eight.
+    """Returns the default number of loader workers of a rank: one for four of its cores, at most 8.
 
-    Reading a shape takes much less time than training on it (``benchmarks/data.py`` measures
-    both), so that on few cores workers only slow down training; 0 reads in the training process.
+    ``ranks`` share this machine's cores; None: ``LOCAL_WORLD_SIZE``. Reading a shape takes much
+    less time than training on it (``benchmarks/data.py`` measures both), so that on few cores
+    workers only slow down training; 0 reads in the training process.
     """
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks is None else ranks
     return min(_MAX_WORKERS, usable_cores() // max(1, local_ranks) // _CORES_PER_WORKER)
 
 
 def stacked(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A batch: numbers and arrays of each name as a tensor with a row for each sample.
+    """Collates samples into a batch: for each name, a tensor with a row for each sample.
 
-    A batch of one large sample is not copied.
+    The arrays of a single sample are not copied.
     """
     batch = {}
     for name in samples[0]:
@@ -156,9 +156,9 @@ def make_loader(
     num_workers: int,
     collate: Callable[[Sequence[dict[str, Any]]], dict[str, Any]],
 ) -> DataLoader[dict[str, Any]]:
-    """A loader of collated batches.
+    """Returns a loader of collated batches.
 
-    Workers start by ``forkserver``, or ``spawn`` where that is not available, because forking the
+    Workers start with ``forkserver``, or ``spawn`` where that is not available, because forking the
     training process is unsafe once autograd, OpenMP or gloo have started threads.
 
     Arguments as for ``DataLoader``; ``collate`` is pickled for the workers.
@@ -179,10 +179,10 @@ def make_loader(
 
 
 def import_once_for_workers() -> None:
-    """Preload modules in the fork server, so that loader workers need not import them.
+    """Preloads modules in the fork server, so that loader workers need not import them.
 
-    Call it in the process of a run, before its first loader. A process has one fork server with
-    one list of modules, which this replaces.
+    It must be called in the process of a run, before its first loader. A process has one fork
+    server with one list of modules, which this replaces.
     """
     if "forkserver" in multiprocessing.get_all_start_methods():
         loaded = [name for name in _PRELOADED if name in sys.modules]
@@ -190,8 +190,8 @@ def import_once_for_workers() -> None:
 
 
 def _start_worker(worker: int) -> None:
-    """Use one thread per worker, leaving the cores to training, and exit with it."""
-    del worker  # nothing random depends on which worker reads a shape
+    """Limits a worker to one thread, leaving the cores to training, and ends it with its parent."""
+    del worker  # nothing random depends on which worker reads a sample
     torch.set_num_threads(1)
     # Torch checks for the parent only every few seconds, and never while a worker reads.
     exit_with_parent()

@@ -1,4 +1,4 @@
-"""The LightningDataModule of shapes, with loaders of sparse or dense batches."""
+"""LightningDataModule of shapes in sparse or dense batches, and the base of other modules."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ from sparsepipe.utils.files import expanded
 
 Purpose = Literal["train", "val", "test"]
 Share = Annotated[float, Field(ge=0, lt=1)]
-"""A share of samples that leaves some."""
+"""A share of samples that leaves some for another purpose."""
 
 
 class SplitDataModule(pl.LightningDataModule, ABC):
     """Base of data modules whose source has a training and a test split.
 
-    The order of an epoch depends on (seed, epoch) only. All training ranks get the same number of
-    samples; in evaluation no sample is repeated. Arguments and errors as ``ShapeDataModule``.
+    The order of an epoch depends only on seed, epoch and ``stream``. All training ranks get equally
+    many samples; in evaluation no sample is repeated. Arguments are as for ``ShapeDataModule``.
 
     Attributes:
-        epoch_samples: training samples in an epoch; if there are fewer, they are repeated in new
-            orders. None: each once.
-        stream: distinguishes data that are read beside each other in the seed of the order.
-        num_train: number of training samples, once they are set up.
-        num_val: number of validation samples, once they are set up.
+        epoch_samples: training samples of all ranks in an epoch; if there are fewer, they are
+            repeated in new orders. None: each once.
+        stream: number that gives data modules with the same seed different orders.
+        num_train: number of training samples; 0 before ``setup``.
+        num_val: number of validation samples; 0 before ``setup``.
     """
 
     _source: Any
@@ -84,7 +84,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 
     @property
     def is_labelled(self) -> bool:
-        """Whether every training sample has a label; once they are prepared or set up."""
+        """Whether every training sample has a label."""
         return bool((self.samples("train").labels_S >= 0).all())
 
     def fingerprint(self) -> str:
@@ -92,28 +92,28 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         return str(self._source.fingerprint())
 
     def _load(self, split: Split) -> Any:
-        """The samples of a split, after building its part of the cache if necessary."""
+        """Returns the samples of a split, after building its part of the cache if necessary."""
         return self._source.load(split)
 
     @abstractmethod
     def _dataset(self, purpose: Purpose, indices_S: IntArray) -> Dataset[dict[str, Any]]:
-        """Samples of the training split (for training and validation) or of the test split."""
+        """Makes the data set of samples ``indices_S`` of the split in which ``purpose`` lies."""
 
     def samples(self, split: Split) -> Any:
-        """The samples of ``train`` (with validation) or ``test``; their ``labels_S`` are -1 where a
-        sample has no label.
+        """Returns the samples of ``train`` (with validation) or ``test``; ``labels_S`` is -1 for
+        those without a label.
         """
         if split not in self._splits:
             self._splits[split] = self._load(split)
         return self._splits[split]
 
     def prepare_data(self) -> None:
-        """Build the cache of all splits; of several processes one builds it, the others wait."""
+        """Builds the cache of both splits; of several processes, one builds and the others wait."""
         for split in SPLITS:
             self.samples(split)
 
     def setup(self, stage: str | None = None) -> None:
-        """Open all splits, which is cheap once the cache is there, and choose the validation."""
+        """Opens both splits, which is cheap once they are cached; chooses validation samples."""
         del stage
         self.prepare_data()
         self._train_S, self._val_S = split_validation(
@@ -122,22 +122,22 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         self.num_train, self.num_val = len(self._train_S), len(self._val_S)
 
     def train_dataloader(self) -> DataLoader[dict[str, Any]]:
-        """Shuffled, augmented training samples, the same number for every rank."""
+        """Loader of shuffled, augmented training samples, the same number for every rank."""
         return self._loader("train", self._train_S)
 
     def val_dataloader(self) -> DataLoader[dict[str, Any]] | list[DataLoader[dict[str, Any]]]:
-        """The validation split, or no loader when ``val_share`` is 0."""
+        """Loader of the validation samples, or an empty list if there are none."""
         if not self.num_val:
             return []
         return self._loader("val", self._val_S)
 
     def test_dataloader(self) -> DataLoader[dict[str, Any]]:
-        """The test split; no rank repeats a sample."""
+        """Loader of the test split; no rank repeats a sample."""
         count = len(self.samples("test").labels_S)
         if not count:
             raise ConfigError(
                 "these data have no samples to test on",
-                remedy="put some into the folders test, mark rows of a csv file as split=test, set "
+                remedy="put some into folders test, mark rows of a csv file with split=test, set "
                 "data.source.held_out=2000 for the last rows of train.csv, or set task.test=false",
             )
         return self._loader("test", np.arange(count))
@@ -145,7 +145,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
     predict_dataloader = test_dataloader
 
     def test_names(self) -> Sequence[str]:
-        """The file of each test sample, or its name, or else its number."""
+        """Paths of the test samples' files, or else their names, or else their numbers."""
         samples = self.samples("test")
         names: Sequence[str] = getattr(samples, "files", ()) or getattr(samples, "names", ())
         return names or [str(number) for number in range(len(samples.labels_S))]
@@ -172,15 +172,15 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 
 
 class ShapeDataModule(SplitDataModule):
-    """Shapes as voxels, for training, validation, test and prediction.
+    """Data module of voxelised shapes, for training, validation, test and prediction.
 
     A batch is ``dict(input=SparseTensor | Tensor [B, 1, R, R, R], label=[B], index=[B])``;
     the input feature is the constant 1. ``index`` is the shape's position in its split.
 
     Args:
         root: directory of the data.
-        source: class (or partial) called with ``root``, see ``sparsepipe.data.sources``; and with
-            ``split``, unless it is None.
+        source: class (or partial) of a ``PointSource``, called with ``root`` and, unless it is
+            None, with ``split``.
         cache_dir: directory of sampled points and other prepared data.
         resolution: R, voxels along each side of the grid, 1 to 2^21.
         span: box that the grid divides: the shape's ``extent`` on each axis (as in the paper),
@@ -190,19 +190,19 @@ class ShapeDataModule(SplitDataModule):
         cached_points: points sampled once from each mesh.
         sampling_seed: seed of that sampling; separate from ``seed``, so that runs with different
             seeds share the cache.
-        num_points: points drawn from these at each access; None is all of them.
-        point_ratio: share p of the drawn points, in (0, 1], in training and testing.
+        num_points: points drawn from these at each access; None: all of them.
+        point_ratio: share p of the drawn points that is kept, in training and testing; in (0, 1].
         ratio_mode: ``fixed`` keeps the share p, ``uniform`` a share from U(0, p] per shape.
         augment: augmentation of training shapes, if any.
-        shift: what makes another domain of the shapes, if anything.
+        shift: what turns the shapes into another domain, if anything.
         up_axis: vertical axis of the shapes, about which augmentation rotates them.
         batch_size: shapes in a batch, for each device.
-        num_workers: loader processes for each rank; None chooses by the number of cores.
+        num_workers: loader processes for each rank; None: chosen by the number of cores.
         val_share: share of every class's training shapes kept for validation, in [0, 1).
         seed: seed of drawing, augmentation, order and validation split.
-        split: how ``source`` divides its shapes, if it can, see ``ClassFolder``.
-        strict: raise an error for corrupt files instead of leaving them out.
-        cache_workers: processes that build a cache; 0 is one for each core.
+        split: how ``source`` divides its shapes, if it can. See ``ClassFolder``.
+        strict: whether corrupt files raise an error instead of being left out.
+        cache_workers: processes that build a cache; 0: one for each core.
         lock_wait_s: how long to wait for another process that builds the same cache.
     """
 
@@ -285,7 +285,7 @@ class ShapeDataModule(SplitDataModule):
         return self._source.fingerprint(self._cache)
 
     def preprocessing(self) -> Preprocessing:
-        """The function that makes a network's input of any shape, as for those of the test."""
+        """Returns a function that turns any shape into a network's input, as in a test."""
         first = getattr(self._source, "takes_first_points", False)
         return Preprocessing(
             voxelisation=self._voxelisation,
@@ -299,7 +299,7 @@ class ShapeDataModule(SplitDataModule):
         check_num_points(settings.num_points, stored=points.points_per_shape)
         known = self._splits["train"].classes if "train" in self._splits else points.classes
         if points.classes != known:
-            odd = sorted({*known} ^ {*points.classes}) or "another order"
+            odd = sorted({*known} ^ {*points.classes}) or "the same in another order"
             raise DataError(
                 f"training and test data in {self._root} have different classes: {odd}",
                 remedy="check data.root: both splits must hold the same classes",
@@ -309,8 +309,8 @@ class ShapeDataModule(SplitDataModule):
             fewest, few = int(points.counts_S.argmin()), int((points.counts_S < wanted).sum())
             log_once(
                 f"{few} of {len(points)} {split} clouds have fewer points than the {wanted} of "
-                f"data.num_points, the fewest {points.counts_S[fewest]} "
-                f"({(points.files or points.names)[fewest]}): they are repeated"
+                f"data.num_points, the smallest {points.counts_S[fewest]} "
+                f"({(points.files or points.names)[fewest]}): their points are repeated"
             )
         if settings.representation == "dense_surface":
             self._surfaces[split] = self._source.load_surface(  # type: ignore[attr-defined]
@@ -331,18 +331,18 @@ class ShapeDataModule(SplitDataModule):
 
 
 def check_num_points(num_points: int | None, *, stored: int) -> None:
-    """Raise ``ConfigError`` if more points are drawn than stored; None is all of them."""
+    """Raises a ConfigError if more points are to be drawn than are stored; None: all of them."""
     if num_points is not None and num_points > stored:
         raise ConfigError(
-            f"data.num_points={num_points}, but {stored} points are stored per shape",
+            f"data.num_points={num_points}, but only {stored} points are stored per shape",
             remedy=f"set data.num_points to at most {stored}, or to null for all",
         )
 
 
 def check_dense(representation: str, *, batch_size: int, resolution: int, whole: bool) -> None:
-    """Raise ``ConfigError`` for dense grids that exceed memory or ignore other settings.
+    """Raises a ConfigError for dense grids that take too much memory or ignore other settings.
 
-    ``whole`` means that all points are used, without augmentation.
+    ``whole``: whether all points are used, without augmentation.
     """
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if representation != "sparse" and 4 * batch_size * resolution**3 > memory_bytes // 4:

@@ -1,4 +1,4 @@
-"""The data set of shapes: draws, augments and voxelises the points of one shape at a time.
+"""Data set of shapes, which draws, augments and voxelises the points of one shape at a time.
 
 Shapes: P points stored, N points kept, M occupied voxels, R voxels per side, B shapes in a batch.
 """
@@ -27,7 +27,7 @@ Representation = Literal["sparse", "dense", "dense_surface"]
 
 
 MAX_RESOLUTION = MAX_COORDINATE + 1
-"""Voxels on an axis that sparse coordinates can represent."""
+"""Most voxels along an axis that sparse coordinates can represent."""
 Resolution = Annotated[int, Field(ge=1, le=MAX_RESOLUTION)]
 PointRatio = Annotated[float, Field(gt=0, le=1)]
 
@@ -49,10 +49,10 @@ class Voxelisation:
 
 
 class ShapeDataset(Dataset[dict[str, Any]]):
-    """Shapes of one split (``indices_N`` of ``points``), indexed by (epoch, index).
+    """Shapes ``indices_N`` of the ``points`` of a split, indexed by (epoch, index).
 
-    ``augment`` is None for evaluation, ``stream`` distinguishes splits in the seed, and ``surface``
-    has the packed occupancy bits of each shape, for ``dense_surface``.
+    ``augment`` is None for evaluation, ``stream`` gives training, validation and test different
+    random draws, and ``surface`` has the packed occupancy bits of shapes for ``dense_surface``.
     """
 
     def __init__(
@@ -76,19 +76,19 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         return len(self.indices_N)
 
     def __getitem__(self, access: Access | int) -> dict[str, Any]:
-        """Label, index and either ``coords`` [M, 3] int32 or ``input`` [1, R, R, R] float32.
+        """Returns label, index and ``coords`` [M, 3] int32 or ``input`` [1, R, R, R] float32.
 
-        ``index`` is the shape's position in the split's ``PointSet``. A plain number, as from
-        Lightning's sampler for overfitting some batches, is read as in epoch 0.
+        ``index`` is the shape's position in the split's ``PointSet``. A plain number, as from the
+        sampler of Lightning's ``overfit_batches``, is read as in epoch 0.
         """
         epoch, position = access if isinstance(access, tuple) else (0, access)
         index = int(self.indices_N[position])
         return self.sample(index, key=(self.stream, epoch, index))
 
     def sample(self, index: int, *, key: tuple[int, int, int]) -> dict[str, Any]:
-        """One shape as a sample; what is drawn at random depends on the seed and the key.
+        """Returns a shape as ``__getitem__`` does; random draws depend on the seed and ``key``.
 
-        The key is what the draw is for, the epoch, and the shape's number for that.
+        ``key`` is the stream, the epoch, and the number of the shape within the stream.
         """
         sample: dict[str, Any] = {"label": int(self.points.labels_S[index]), "index": index}
         settings = self.voxelisation
@@ -110,7 +110,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
     def unit_cloud(
         self, index: int, rng: np.random.Generator, *, shift_key: tuple[int, int] | None = None
     ) -> FloatArray:
-        """Drawn and augmented points [N, 3] of a shape; the grid is the cube [-1, 1]^3."""
+        """Draws and augments points [N, 3] of a shape, scaled so that the grid is [-1, 1]^3."""
         settings, points, augment = self.voxelisation, self.points, self.augment
         stored, share = points.points_per_shape, settings.point_ratio
         if settings.ratio_mode == "uniform":
@@ -128,7 +128,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
             cloud_N3 = settings.shift(
                 cloud_N3, up_axis=settings.up_axis, key=shift_key or (self.stream, index)
             )
-            # Of a scan nothing is known but its points.
+            # The box of a scan is that of its points: nothing else of the shape is visible.
             low_3, high_3 = cloud_N3.min(axis=0), cloud_N3.max(axis=0)
             center_3 = (low_3 + high_3) / 2
             radius = float(np.linalg.norm(cloud_N3 - center_3, axis=1).max())
@@ -157,7 +157,7 @@ class CollateShapes:
     resolution: int
 
     def __call__(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """``input`` (SparseTensor, or Tensor [B, 1, R, R, R]), ``label`` [B], ``index`` [B]."""
+        """Returns ``input`` (SparseTensor or [B, 1, R, R, R]), ``label`` [B] and ``index`` [B]."""
         if "input" in samples[0]:
             return stacked(samples)
         coords = [torch.from_numpy(sample["coords"]) for sample in samples]

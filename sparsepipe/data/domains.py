@@ -1,4 +1,4 @@
-"""The LightningDataModule of several domains: a labelled source and targets beside each other."""
+"""LightningDataModule of several domains: a labelled source and its targets."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from sparsepipe.errors import ConfigError, DataError
 
 
 class DomainDataModule(pl.LightningDataModule):
-    """Batches of all domains beside each other; the first domain is the source.
+    """Data module of several domains, the first of which is the source.
 
-    A training batch is a mapping from names of domains to their batches. An epoch has as many
-    samples as the largest domain; those of others are repeated in new orders. A batch of an
-    evaluation is of one domain, whose name it has as ``domain``.
+    A training batch maps names of domains to their batches. An epoch has as many samples of each
+    domain as the largest one has; those of others are repeated in new orders. A batch of an
+    evaluation is of one domain, which its ``domain`` names.
 
     Under :class:`sparsepipe.strategies.DomainStrategy` a process reads its own domains only.
 
     Args:
-        domains: data modules by their domains, the source first; or those that are called with
-            ``common``.
-        common: arguments of all data modules, such as ``batch_size``.
-        targets: number of targets, the first ones; or their names; None is all.
-        source: the domain that is the source instead of the first one.
-        evaluated: domains to evaluate on; None is all.
-        root: directory of the data, where ``common`` names it.
-        batch_size: samples of each domain, where ``common`` names it.
+        domains: data module of each domain by name, the source first; or callables that make them
+            from ``common``.
+        common: arguments for all callables, such as ``batch_size``.
+        targets: names of the targets, or how many of them, the first ones; None: all.
+        source: name of the domain to be the source instead of the first one.
+        evaluated: names of the domains to evaluate on; None: all.
+        root: not used here; in a configuration, ``common`` can refer to it.
+        batch_size: samples of each domain in a batch; ``common`` can refer to it as well.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class DomainDataModule(pl.LightningDataModule):
         names = _chosen(tuple(domains), targets=targets, source=source)
         if unknown := [name for name in evaluated or () if name not in names]:
             raise ConfigError(
-                f"data.evaluated names {unknown[0]!r}",
-                remedy=f"choose among the domains: {', '.join(names)}",
+                f"data.evaluated names {unknown[0]!r}, which is not a chosen domain",
+                remedy=f"choose among {', '.join(names)}",
             )
         self._domains: dict[str, SplitDataModule] = {}
         for number, name in enumerate(names):
@@ -64,7 +64,8 @@ class DomainDataModule(pl.LightningDataModule):
             each = given if isinstance(given, SplitDataModule) else given(**(common or {}))
             if not isinstance(each, SplitDataModule):
                 raise ConfigError(
-                    f"data.domains.{name} builds a {type(each).__name__}",
+                    f"data.domains.{name} builds a {type(each).__name__}, which is not a data "
+                    "module of sparsepipe.data",
                     remedy="name a data module of sparsepipe.data, with _partial_: true",
                 )
             each.stream = number
@@ -76,7 +77,7 @@ class DomainDataModule(pl.LightningDataModule):
         self._own = names
         """Domains that this process reads."""
         self._placement: Any = None
-        self._longest = 0  # samples of a process in an epoch
+        self._longest = 0  # samples of each domain that a process reads in an epoch
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -98,27 +99,27 @@ class DomainDataModule(pl.LightningDataModule):
         return digest_values([[name, each.fingerprint()] for name, each in self._domains.items()])
 
     def prepare_data(self) -> None:
-        """Prepares the data of each domain."""
+        """Prepares the data of each domain, and checks their labels and classes."""
         for each in self._domains.values():
             each.prepare_data()
         if not self._source.is_labelled:
             raise DataError(
                 f"the source {self.domains[0]} has samples without labels",
-                remedy="give it labels (in folders: those of its classes), or choose another "
-                "domain as source by data.source",
+                remedy="give it labels (in folders: one for each class), or choose another domain "
+                "as source with data.source",
             )
         for name, each in self._domains.items():
             classes = tuple(each.classes)  # type: ignore[attr-defined]
             if classes != self.classes and (classes or each.is_labelled):
                 raise DataError(
-                    f"the domain {name} has the classes {', '.join(classes)}, the source "
+                    f"the domain {name} has the classes {', '.join(classes)}, but the source has "
                     f"{', '.join(self.classes)}",
                     remedy="use data of the same classes in the same order, or remove the labels "
-                    "of the target (in folders: put its files into one without classes)",
+                    "of the target (in folders: put its files directly into that of the domain)",
                 )
 
     def setup(self, stage: str | None = None) -> None:
-        """Opens all domains, and chooses the length of an epoch."""
+        """Opens all domains, and determines the length of an epoch."""
         self.prepare_data()
         labelled, bare = list[str](), list[str]()
         for name, each in self._domains.items():
@@ -128,12 +129,12 @@ class DomainDataModule(pl.LightningDataModule):
             if not each.num_train:
                 raise DataError(
                     f"the domain {name} has no training samples",
-                    remedy="leave the domain out, or give it data",
+                    remedy="add samples, or exclude this domain with data.targets",
                 )
         if labelled[1:]:
             log_once(
-                f"labels of the targets {', '.join(labelled[1:])} are ignored in training, and "
-                "used in evaluations only"
+                f"labels of the targets {', '.join(labelled[1:])} are ignored in training and "
+                "used only in evaluations"
             )
         if bare:
             log_once(
@@ -141,7 +142,7 @@ class DomainDataModule(pl.LightningDataModule):
             )
         strategy = None if self.trainer is None else self.trainer.strategy
         placement = self._placement = getattr(strategy, "placement", None)
-        own = getattr(strategy, "domains", None)  # of the rank of the losses none
+        own = getattr(strategy, "domains", None)  # empty on the rank of the losses
         self._own = self.domains if own is None else tuple(own)
         replicas = {
             name: 1 if placement is None else len(placement.ranks_of(name)) for name in self.domains
@@ -158,10 +159,10 @@ class DomainDataModule(pl.LightningDataModule):
                 )
 
     def train_dataloader(self) -> Any:
-        """A loader of minibatches of this process's domains.
+        """Loader of minibatches of this process's domains.
 
         Lightning compares the lengths of all processes' loaders one by one, so that each process
-        has as many: beside its domains' there are some of empty minibatches.
+        needs as many: in addition to its domains', some that yield empty minibatches.
         """
         loaders: dict[str, Any] = {
             name: self._domains[name].train_dataloader() for name in self._own
@@ -170,24 +171,24 @@ class DomainDataModule(pl.LightningDataModule):
         placement = self._placement
         ranks = range(0 if placement is None else placement.ranks)
         most = max((len(placement.domains_of(rank)) for rank in ranks), default=0)
-        for number in range(len(loaders), most):  # no domain has a name with a space
+        for number in range(len(loaders), most):  # a name with a space is not a domain's
             loaders[f"nothing {number}"] = DataLoader([{}] * batches, batch_size=None)  # type: ignore[arg-type]
         return CombinedLoader(loaders, "max_size")
 
     def val_dataloader(self) -> Any:
-        """Batches of one domain after the other; no loader if nothing is kept for validation."""
+        """Validation batches of one domain after the other; an empty list if there are none."""
         if not any(self._domains[name].num_val for name in self._evaluated):
             return []
         return self._evaluation("val_dataloader")
 
     def test_dataloader(self) -> Any:
-        """The test split of one domain after the other."""
+        """Test batches of one domain after the other."""
         return self._evaluation("test_dataloader")
 
     predict_dataloader = test_dataloader
 
     def some_tested(self, name: str, *, count: int) -> Any:
-        """The first test samples of a domain, whichever process has it, as an input."""
+        """Input of the first ``count`` test samples of a domain, whichever process has it."""
         loader = self._domains[name].test_dataloader()
         samples: Any = loader.dataset
         some = [samples[index] for index in range(min(count, len(samples)))]
@@ -200,16 +201,15 @@ class DomainDataModule(pl.LightningDataModule):
 
 
 class FolderDomains(DomainDataModule):
-    """A domain in each folder of a user's directory, in the order of their names.
+    """Data module with a domain for each folder of a user's directory, in the order of their names.
 
-    Folders whose names begin with ``.`` or ``_`` are left out. Labels are optional but in the
-    source.
+    Folders whose names begin with ``.`` or ``_`` are left out. Only the source needs labels.
 
     Args:
         root: the directory.
-        module: data module of a domain, called with its folder, ``cache_dir``, ``batch_size`` and
-            ``num_workers``, which are those of each domain.
-        source: name of the folder that is the source; ``targets`` and ``evaluated`` are those of
+        module: class (or partial) of a domain's data module, called with its folder and with
+            ``cache_dir``, ``batch_size`` and ``num_workers``.
+        source: name of the folder that is the source; ``targets`` and ``evaluated`` are as for
             :class:`DomainDataModule`.
     """
 
@@ -233,12 +233,13 @@ class FolderDomains(DomainDataModule):
         found = {path.name: path for path in folders if not path.name.startswith((".", "_"))}
         if len(found) < 2:
             raise DataError(
-                f"data.root={root} has {', '.join(found) or 'no folder'}, and so no two domains",
-                remedy=f"put there {layout}",
+                f"data.root={root} has the folders {', '.join(found) or 'none'}, but at least two "
+                "domains are needed",
+                remedy=f"create in it {layout}",
             )
         if source is None:
             raise ConfigError(
-                f"data.source is not set, and data.root={root} has {', '.join(found)}",
+                f"data.source is not set; data.root={root} has the folders {', '.join(found)}",
                 remedy="set it to the folder with labels, such as data.source=cad",
             )
         super().__init__(
@@ -253,9 +254,9 @@ class FolderDomains(DomainDataModule):
 
 @dataclass(eq=False)
 class InTurn:
-    """The batches of several loaders, one loader after the other, each with its domain.
+    """Yields batches of one domain's loader after the other, with the domain's name as ``domain``.
 
-    Without loaders it has one empty batch, since all processes take part in an evaluation.
+    Without loaders it yields one empty batch, since all processes take part in an evaluation.
     """
 
     loaders: Mapping[str, DataLoader[dict[str, Any]]]
@@ -274,7 +275,7 @@ class InTurn:
 def _chosen(
     domains: tuple[str, ...], *, targets: int | Sequence[str] | None, source: str | None
 ) -> tuple[str, ...]:
-    """The source and the targets."""
+    """Returns the names of the source and of the chosen targets."""
     if source is not None and source not in domains:
         raise ConfigError(
             f"data.source={source!r} is not a domain of the data",
@@ -289,8 +290,7 @@ def _chosen(
         is_valid = {*chosen} <= {*others}
     if not is_valid or not chosen:
         raise ConfigError(
-            f"data.targets={targets}, and the targets are {', '.join(others) or 'none'}",
-            remedy="give at least two domains, and choose targets by their names or by their "
-            "number; null takes all",
+            f"data.targets={targets}, but the possible targets are {', '.join(others) or 'none'}",
+            remedy="give at least two domains, and targets by name or by number; null takes all",
         )
     return (first, *chosen)

@@ -1,4 +1,4 @@
-"""Files of a data set: digests, locks and error messages of the file system."""
+"""Files of a data set: digests, locks, and errors of the file system with remedies."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from sparsepipe.utils.host import usable_cores
 from sparsepipe.utils.progress import progress
 
 LOCK_WAIT_S = 7_200.0
-"""How long to wait for another process that builds the same cache."""
+"""Seconds to wait for another process that builds the same cache."""
 _LOG = logging.getLogger(__name__)
 
 FOUND = logging.getLogger(f"{__name__}.found")
-"""Logger of what was found in users' data; ranks leave that to the process that starts them."""
+"""Logger of findings in users' data; disabled in ranks, whose parent has logged them."""
 
 
 @cache
 def log_once(message: str) -> None:
-    """Log what was found in users' data, once in this process, which may open it repeatedly."""
+    """Logs a finding in users' data once per process, which may open the data repeatedly."""
     FOUND.info(message)
 
 
@@ -45,17 +45,17 @@ class UnreadableError(DataError):
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """The error for a file that cannot be read; its content may be valid, unless it is missing."""
+    """Returns the error for an unreadable file: an UnreadableError if its content may be valid."""
     kind = DataError if error.errno in (None, errno.ENOENT) else UnreadableError
     return kind(
         f"{path} cannot be read: {error.strerror or error}",
-        remedy="check the path, its permissions and the disk, or replace it by a file that holds "
+        remedy="check the path, its permissions and the disk, or replace it with a file that holds "
         "the data",
     )
 
 
 def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
-    """Require a regular file of data, see :func:`sparsepipe.utils.reading.check_regular`."""
+    """Raises a DataError unless ``path`` is a regular file of at most ``limit_bytes``."""
     try:
         reading.check_regular(path, limit_bytes=limit_bytes)
     except OSError as error:
@@ -63,7 +63,7 @@ def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
 
 
 def require_root(root: Path | str | None, *, what: str, where_from: str) -> Path:
-    """The user's setting ``data.root`` as an absolute path."""
+    """Returns the user's ``data.root``, checked to be a directory, as an absolute path."""
     path = expanded(root or "").absolute()
     if not root or not path.is_dir():
         raise DataError(
@@ -87,7 +87,7 @@ def digest_values(values: Any) -> str:
 
 @contextmanager
 def explaining_storage(directory: Path, *, setting: str) -> Iterator[None]:
-    """Turn an error of the file system in the block into one that names a directory and its key.
+    """Turns file system errors in the block into one that names ``directory`` and ``setting``.
 
     Raises:
         DataError: the disk is full, or the directory cannot be created, read or written to.
@@ -106,11 +106,11 @@ def explaining_storage(directory: Path, *, setting: str) -> Iterator[None]:
 def new_array(
     path: Path, *, dtype: str | np.dtype[Any], shape: Sequence[int]
 ) -> Iterator[NDArray[Any]]:
-    """A new ``.npy`` file, memory-mapped to be filled piece by piece.
+    """Creates a ``.npy`` file, memory-mapped to be filled piece by piece in the block.
 
-    The file appears when the block ends well. Its space is allocated first, because on a full disk
-    a write through a memory map would kill the process. The caller holds a lock of this file: what
-    killed processes have left of it is removed.
+    The file appears when the block ends without an error. Its space is allocated first, because on
+    a full disk a write through a memory map would kill the process. The caller holds a lock on this
+    file, since remains of killed processes are removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in path.parent.glob(f".{path.name}.*.tmp"):
@@ -125,7 +125,7 @@ def new_array(
 
 @contextmanager
 def locked(path: Path, *, wait_s: float) -> Iterator[None]:
-    """Hold the lock file of a folder while the block runs; the file stays."""
+    """Holds the lock file of a folder while the block runs; the file is not deleted."""
     tell = partial(_LOG.info, "waiting for another process that builds %s", path.parent)
     try:
         with file_lock(path, wait_s=wait_s, on_wait=tell):
@@ -152,24 +152,24 @@ class DataFile:
 
 
 def scan_files(root: Path, names: Sequence[str], *, cache_directory: Path) -> list[DataFile]:
-    """Sizes and digests of files under ``root``, in the order of ``names``.
+    """Returns sizes and digests of files under ``root``, in the order of ``names``.
 
-    Digests are kept in a manifest, so that files of the same size and time are not read again.
+    A manifest keeps digests: files of unchanged size and modification time are not read again.
     """
     manifest = cache_directory / "manifests" / f"{digest_values(str(root))}.json"
     try:
-        known: dict[str, list[Any]] = json.loads(manifest.read_text())  # size, time in ns, digest
+        known: dict[str, list[Any]] = json.loads(manifest.read_text())  # bytes, mtime in ns, digest
     except (OSError, ValueError):
         known = {}
     found = dict[str, tuple[int, int]]()
     for name in names:
         with explaining_storage(root, setting="data.root"), suppress(FileNotFoundError):
             status = (root / name).stat()
-            if stat.S_ISREG(status.st_mode):  # to read a pipe or a device might never end
+            if stat.S_ISREG(status.st_mode):  # reading a pipe or a device might never end
                 found[name] = status.st_size, status.st_mtime_ns
     stale = [name for name in found if (*known.get(name, [])[:2],) != found[name]]
     if stale:
-        # The disk is the bottleneck, so that more threads than cores keep it busy.
+        # The disk is the bottleneck, so more threads than cores keep it busy.
         with (
             explaining_storage(root, setting="data.root"),
             ThreadPoolExecutor(2 * usable_cores()) as pool,

@@ -1,6 +1,6 @@
-"""Which files of a user's folder are samples, of which class, and for training or for testing.
+"""Listing of the samples in a user's folder, with their classes, for training or for testing.
 
-A path is ``[<class>/][train/|test/]<name>``, with the folder of the split before or behind that of
+A path is ``[<class>/][train/|test/]<name>``, with the folder of the split above or below that of
 the class. Where no such folders divide the files, a csv file does, or a share of each class is for
 testing. Shapes, images and volumes are all listed here.
 """
@@ -23,12 +23,12 @@ from sparsepipe.utils.files import expanded
 
 _NAMED = 5
 _LAYOUT = (
-    "a folder holds files, or folders of classes with files; folders train and test, in it or in "
-    "those of its classes, divide them"
+    "a folder holds files, or a folder of files for each class; folders train and test, in it or "
+    "in those of its classes, divide the files"
 )
 _SPLIT = (
-    "a split is a share of each class for testing, between 0 and 1, or a csv file with the columns "
-    "file and split; null takes the folders train and test where there are any"
+    "a split is the share of each class for testing, between 0 and 1, or a csv file with the "
+    "columns file and split; null uses the folders train and test, if any"
 )
 
 
@@ -36,7 +36,7 @@ _SPLIT = (
 class FoundFile:
     """One file of a user's folder; ``name`` is relative to the root, with forward slashes.
 
-    ``class_name`` is empty where it lies in no folder of a class.
+    ``class_name`` is empty outside folders of classes, ``split`` None outside train and test.
     """
 
     class_name: str
@@ -48,7 +48,7 @@ class FoundFile:
 class Listing:
     """The files of one split: ``names`` relative to ``root``, with forward slashes.
 
-    ``labels_S`` are their class numbers; -1 without folders of classes.
+    ``labels_S`` are their indices in ``classes``; -1 without folders of classes.
     """
 
     root: Path
@@ -59,7 +59,7 @@ class Listing:
 
 
 def find_files(root: Path, suffixes: Collection[str]) -> tuple[list[FoundFile], list[str]]:
-    """Files with one of the suffixes (in lower case) by class and name, and what else lies there.
+    """Returns files with one of the suffixes (in lower case), sorted by class and name, and others.
 
     Names that begin with ``.`` or ``_`` are hidden, and in neither list. A directory with one of
     the suffixes, such as a zarr array, counts as a file. Directories nested more deeply than a
@@ -99,20 +99,20 @@ def list_folder(
     seed: int | None = None,
     needs_classes: bool = False,
 ) -> Mapping[Split, Listing]:
-    """The files of both splits, in the order of their classes and names.
+    """Lists the files of both splits, in the order of their classes and names.
 
-    What is passed over is logged once.
+    Other files are passed over, and their number is logged once.
 
     Args:
         root: the folder.
-        suffixes: of the files, in lower case.
+        suffixes: suffixes of the files, in lower case.
         split: share of each class for testing, in (0, 1); or a csv file with the columns ``file``,
-            relative to ``root``, and ``split``, which leaves out other files; or None for the
-            folders ``train`` and ``test``.
+            relative to ``root``, and ``split``, without which files are left out. None: the folders
+            ``train`` and ``test``.
         share: share of each class for testing, where ``split`` is None and no such folders exist.
-        seed: of drawing the share, by names, so that new files hardly change the split of others;
-            None spreads it evenly over the order of names.
-        needs_classes: files outside of folders of classes are passed over.
+        seed: seed of drawing the share by names, so that new files hardly change the split of
+            others; None: the share is spread evenly over the order of names.
+        needs_classes: whether files outside of folders of classes are passed over.
     """
     found, others = find_files(root, suffixes)
     if needs_classes:
@@ -125,7 +125,7 @@ def list_folder(
         outside = [file.name for file in found if not getattr(file, has)]
         if within and outside and (has == "class_name" or not isinstance(split, str)):
             raise DataError(
-                f"{root} has {within[0]} in a folder {what}, but {outside[0]} outside of one",
+                f"{root} has {within[0]} in a {what} folder, but {outside[0]} outside of one",
                 remedy=f"move one of them; {_LAYOUT}",
             )
     if isinstance(split, str):
@@ -133,7 +133,7 @@ def list_folder(
     elif all(file.split for file in found):
         if found and split is not None:
             raise ConfigError(
-                f"the split {split} is given, but folders train and test in {root} divide its "
+                f"data.split={split} is given, but folders train and test in {root} divide its "
                 f"files, such as {found[0].name}",
                 remedy="set data.split=null, or move the files out of these folders",
             )
@@ -155,7 +155,7 @@ def _splits_in_table(root: Path, names: Collection[str], setting: str) -> Mappin
     for row in read_table(given if given.exists() else root / given, columns=("file", "split")):
         name = os.path.relpath(root / row["file"].replace("\\", "/"), root)
         if listed.setdefault(name, row["split"]) != row["split"]:
-            raise DataError(f"{setting} has {name} in both splits", remedy="remove one of them")
+            raise DataError(f"{setting} has {name} in both splits", remedy="remove one line")
     if absent := sorted(listed.keys() - names):
         raise DataError(
             f"{setting} names files that {root} does not have in folders of classes: "
@@ -168,9 +168,9 @@ def _splits_in_table(root: Path, names: Collection[str], setting: str) -> Mappin
 def _splits_by_share(
     found: Sequence[FoundFile], share: float, seed: int | None
 ) -> Mapping[str, str]:
-    """A share of each class for testing, at least one file if one is left for training."""
+    """Gives tests a share of each class: at least one file, unless the class has only one."""
     if isinstance(share, bool) or not 0 < share < 1:
-        raise ConfigError(f"the share {share} of files for testing is not valid", remedy=_SPLIT)
+        raise ConfigError(f"the share {share} of files for testing is not in (0, 1)", remedy=_SPLIT)
     split_of = {file.name: "train" for file in found}
     for class_name in {file.class_name for file in found}:
         names = [file.name for file in found if file.class_name == class_name]
@@ -191,7 +191,7 @@ def make_listing(
     classes: Sequence[str],
     suffixes: Collection[str],
 ) -> Listing:
-    """The listing of a split's files, whose labels are the places of their classes."""
+    """Returns the listing of a split's files; a label is the index of the file's class."""
     present = {file.class_name for file in files}
     empty = [name for name in classes if name not in present]
     if not files or (empty and split == "train"):
@@ -211,12 +211,12 @@ def make_listing(
 
 
 def read_table(path: Path, *, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The lines of a csv file, which has a value of each of some columns in each line.
+    """Reads the lines of a csv file, each of which needs a value in all of ``columns``.
 
-    Columns are separated by commas, or by semicolons where the first line has any. The values of a
-    column ``split``, where there is one, become ``train`` or ``test`` in lower case.
+    Columns are separated by commas, or by semicolons if the first line has any. The values of a
+    column ``split``, if there is one, become ``train`` or ``test`` in lower case.
     """
-    needs = f"it needs the columns {', '.join(columns)}, separated by commas or semicolons"
+    needs = f"give it the columns {', '.join(columns)}, separated by commas or semicolons"
     with reading.explained(path, "csv file", error=DataError, remedy=f"{needs}; {_SPLIT}"):
         text = reading.read_text(path)
         delimiter = ";" if ";" in text.partition("\n")[0] else ","
@@ -226,7 +226,7 @@ def read_table(path: Path, *, columns: Sequence[str]) -> list[dict[str, str]]:
             raise ValueError(f"it lacks the column {', '.join(missing)}")
         for line, row in enumerate(rows, 2):
             if not all(row[name] for name in columns) or None in row:
-                raise ValueError(f"line {line} does not have a value in each column")
+                raise ValueError(f"line {line} does not have one value for each column")
             row.update({name: value.strip() for name, value in row.items() if value})
             if row.get("split"):
                 row["split"] = row["split"].lower()
@@ -238,6 +238,6 @@ def read_table(path: Path, *, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def named(names: Sequence[str]) -> str:
-    """The first few of some names, for a message."""
+    """Returns the first five names, and the number of others, as text for a message."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more

@@ -53,7 +53,7 @@ class MappedArray:
 
 @dataclass(frozen=True, slots=True)
 class HeldArray:
-    """An array in memory, in the place of a :class:`MappedArray`."""
+    """An array in memory, with the interface of a :class:`MappedArray`."""
 
     array: NDArray[Any]
 
@@ -65,15 +65,15 @@ StoredArray = MappedArray | HeldArray
 class Frames:
     """Bounding box and sphere of each shape, in the units of its file.
 
-    The origin is that of the file; or the middle of the shape's bounding box, where meshes or
-    text files were sampled, and for shapes far from the file's origin.
+    The origin is that of the file, or the middle of the shape's bounding box where a
+    ``ShapeSampler`` has stored the points and for shapes far from the file's origin.
 
     Attributes:
-        low_S3: lower corner of the bounding box, as ``high_S3`` is the upper one.
-        center_S3: mean of the points.
+        low_S3: lower corner of each bounding box; ``high_S3`` is the upper one.
+        center_S3: mean of each shape's points.
         radius_S: distance from ``center_S3`` to the farthest point.
-        origin_S3: where the file has the origin of this box and of the cloud, in double precision,
-            so that map coordinates keep the form of a shape; None where that is 0 for all.
+        origin_S3: subtracted from stored coordinates, in double precision, so that map coordinates
+            keep the form of a shape; None: 0 for all shapes.
     """
 
     low_S3: FloatArray
@@ -85,11 +85,11 @@ class Frames:
 
 @dataclass(frozen=True, slots=True)
 class PointSet:
-    """The point clouds of one split.
+    """Point clouds of one split.
 
-    A coordinate is ``offset + step * value`` of the stored value, less the origin of ``frames``;
-    ``step`` and ``offset`` differ per shape and axis if points are quantised to the shape's own
-    box, and are in double precision if shapes are far from the origin.
+    A coordinate is ``offset + step * value - origin``, with the stored value and the origin of
+    ``frames``; ``step`` and ``offset`` differ by shape and axis if points are quantised to the
+    shape's own box.
 
     Attributes:
         points: stored points [R, P, 3] of any integer or float type, memory-mapped or in memory.
@@ -100,9 +100,9 @@ class PointSet:
         labels_S: class numbers; -1 for shapes without labels.
         names: names of the shapes, such as ``chair_0042``.
         classes: class names, indexed by the labels.
-        files: paths of the files that have a shape each; none where shapes share files.
-        counts_S: points that the file of each shape has, of which those of smaller files are stored
-            repeatedly; None where each shape has as many as are stored.
+        files: path of each shape's file; empty where shapes share files.
+        counts_S: number of points in each shape's file; if it is less than P, points are stored
+            repeatedly. None: P for all shapes.
 
     Raises:
         DataError: frames in single precision lie too far from the origin to tell a shape's form.
@@ -128,7 +128,7 @@ class PointSet:
             raise DataError(
                 f"{int(lost_S.sum())} shapes, the first {self.names[index]}, lie so far from the "
                 "origin that single precision loses their form",
-                remedy="measure frames by sparsepipe.data.points.measure_frames, which subtracts "
+                remedy="measure frames with sparsepipe.data.points.measure_frames, which subtracts "
                 "the middle of each shape, or subtract an offset from the coordinates",
             )
 
@@ -141,10 +141,10 @@ class PointSet:
         return int(self.points.array.shape[1])
 
     def cloud(self, index: int, picked_N: IntArray | None = None) -> FloatArray:
-        """Points [N, 3] of a shape at positions ``picked_N``, or all of them."""
+        """Returns the points [N, 3] of a shape at positions ``picked_N``; None: all of them."""
         stored_P3 = self.points.array[self.rows_S[index]]
         if picked_N is not None:
-            stored_P3 = stored_P3.take(picked_N, axis=0)  # in a third of the time of an index
+            stored_P3 = stored_P3.take(picked_N, axis=0)  # takes a third of the time of indexing
         step_3, offset_3 = self.step_S3[index], self.offset_S3[index]
         origin_S3 = self.frames.origin_S3
         if origin_S3 is not None and origin_S3[index].any():
@@ -159,20 +159,20 @@ class PointSet:
 
 
 _FAR, _LOST = 16, 4096
-"""Distances from the origin in half lengths of a shape. From the first on the origin is moved, lest
-2^-20 of the shape be lost. From the second on single precision shifts voxels of a grid of 50^3.
+"""Distances from the origin in half lengths of a shape. Beyond the first, the origin is moved, as
+single precision would lose 2^-20 of the shape. Beyond the second, it shifts voxels of a 50^3 grid.
 """
 _COARSE = 1e-3
-"""Steps of stored points, as a share of a shape's length, that the log warns of."""
+"""Rounding of stored points, as a share of a shape's length, above which the log warns."""
 
 
 def measure_frames(
     points_SP3: NDArray[Any], scale: float, *, offset_S3: ExactArray | None = None
 ) -> Frames:
-    """Frames of clouds with a common scale, and perhaps offsets beside, computed in chunks.
+    """Measures the frames of clouds whose coordinates are ``points_SP3 * scale + offset_S3``.
 
-    Those far from the origin are relative to the middle of their box. The log warns of points that
-    are stored so coarsely, such as map coordinates in single precision, that their form is lost.
+    Frames far from the origin are relative to the middle of their box. The log warns of points,
+    such as map coordinates in single precision, that are rounded so coarsely that form is lost.
     """
     parts: list[tuple[NDArray[Any], ...]] = []
     for start in range(0, len(points_SP3), _CHUNK_SHAPES):
@@ -191,8 +191,8 @@ def measure_frames(
         coarse_S = steps_S > _COARSE * (high_S3 - low_S3).max(axis=1)
         if coarse_S.any():
             text = (
-                "%d of %d shapes have points in %s so far from the origin that they are up to %.2g "
-                "apart: subtract an offset before they are stored, or use float64"
+                "%d of %d shapes have points in %s so far from the origin that they are rounded to "
+                "steps of up to %.2g: subtract an offset before storing them, or use float64"
             )
             _LOG.warning(text, int(coarse_S.sum()), len(coarse_S), dtype, steps_S.max())
     far_S = _is_far(low_S3, high_S3, times=_FAR)
@@ -206,7 +206,7 @@ def measure_frames(
 
 
 def _is_far(low_S3: NDArray[Any], high_S3: NDArray[Any], *, times: float) -> NDArray[np.bool_]:
-    """Whether shapes lie farther from the origin than some times half their length."""
+    """Whether each shape lies farther from the origin than ``times`` half its length."""
     half_S = (high_S3.astype(np.float64) - low_S3).max(axis=1) / 2
     middle_S = np.abs(high_S3.astype(np.float64) + low_S3).max(axis=1) / 2
     far_S: NDArray[np.bool_] = middle_S > times * half_S

@@ -27,24 +27,24 @@ from sparsepipe.sparse import SparseTensor
 from sparsepipe.utils.reading import explained
 
 _TEST_STREAM, _OWN_STREAM = 2, 3
-"""Streams of random draws: the test of a training, and any other shape."""
+"""Streams of random draws: for the test shapes of a training, and for any other shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preprocessing:
-    """Makes a network's input of one shape, as a data module does of those that it tests on.
+    """Turns one shape into a network's input, as a data module does with test shapes.
 
-    Called with a file's path, a mesh of trimesh or points [Q, 3], it returns the input of a batch
-    of one. Which points are drawn depends on the content of the file or of the arrays; for a file
-    of the training's own test it is the draw of that test.
+    Called with a file's path, a trimesh mesh or points [Q, 3], it returns the input of a batch of
+    one. Which points are drawn depends on the content of the file or of the arrays; for a file of
+    the training's own test split, they are those drawn in its test.
 
     Attributes:
         voxelisation: how points are drawn and become voxels.
-        sampler: points that are stored of a shape.
-        keeps_clouds: all points of a cloud are stored, not those of the sampler.
-        test_number: the number of a file in the test of the training; None for others.
-        device: of the input.
-        dtype: of the input; None for that of the voxels in a training's batches.
+        sampler: chooses the points that are stored of a shape.
+        keeps_clouds: whether all points of a cloud are stored instead of those chosen.
+        test_number: gives the index of a file in the training's test split; None for other files.
+        device: device of the input.
+        dtype: type of the input's values; None: that of batches in training.
     """
 
     voxelisation: Voxelisation
@@ -55,12 +55,12 @@ class Preprocessing:
     dtype: torch.dtype | None = None
 
     def __call__(self, shape: Any) -> SparseTensor | Tensor:
-        """The input of a batch of one shape: sparse, or dense [1, 1, R, R, R]."""
+        """Returns the input of a batch of one shape: sparse, or dense [1, 1, R, R, R]."""
         found: SparseTensor | Tensor = self.batch([self.sample(shape)])["input"]
         return found
 
     def sample(self, shape: Any) -> dict[str, Any]:
-        """One shape as :class:`~sparsepipe.data.dataset.ShapeDataset` has it, without a label."""
+        """Returns a shape as :class:`~sparsepipe.data.dataset.ShapeDataset` does, with label -1."""
         if not isinstance(shape, str | os.PathLike):
             values = as_shape(shape)
             digest = hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest()
@@ -71,7 +71,7 @@ class Preprocessing:
             return self._sample(read_shape(path), digest_file(path), number)
 
     def batch(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Samples as a batch, with its ``input``."""
+        """Collates samples into a batch, whose ``input`` has this device and dtype."""
         batch = CollateShapes(self.voxelisation.resolution)(samples)
         x: SparseTensor | Tensor = batch["input"]
         return {**batch, "input": x.to(self.device, self.dtype or x.dtype)}
@@ -89,7 +89,7 @@ class Preprocessing:
         if settings.representation == "dense_surface":
             if values.ndim == 2:
                 raise DataError(
-                    "the network was trained on the surfaces of meshes, and this is a cloud",
+                    "the network was trained on the surfaces of meshes, but this is a cloud",
                     remedy="give a mesh, or train with data.representation=dense",
                 )
             voxels = SurfaceVoxels(self.sampler, settings.resolution, settings.span)
@@ -99,7 +99,7 @@ class Preprocessing:
             points = quantised_points(HeldArray(points_P3[None]), numbers[None], **of_shape)
         else:
             needed = settings.num_points or 1
-            rows_P = np.arange(max(len(values), needed)) % len(values)  # short ones are repeated
+            rows_P = np.arange(max(len(values), needed)) % len(values)  # repeats too few points
             points_1P3 = values[rows_P][None]
             points = PointSet(
                 points=HeldArray(points_1P3),

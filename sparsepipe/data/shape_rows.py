@@ -1,4 +1,4 @@
-"""Rows of the caches built from shapes: points of the surface or the cloud, voxels of the surface.
+"""Readers of cached rows of shapes: points of the surface or cloud, voxels of the surface.
 
 Shapes: F faces, P points, Q points of a cloud, L lattice points, R voxels along each side.
 """
@@ -27,8 +27,8 @@ equal size, would be wrong by up to 1/20 of such a voxel near the far faces.
 """
 
 FRAME_NUMBERS = 10
-"""Lower corner (3), upper corner (3), mean of the points (3), radius about it (1), all relative to
-the middle of the box, because single precision would distort a shape far from the origin."""
+"""Numbers of a frame: lower corner (3), upper corner (3), mean of the points (3), radius about it
+(1), relative to the box's middle: single precision would distort a shape far from the origin."""
 
 _LATTICE_VOXELS = 0.25
 _LATTICE_CHUNK = 1 << 20
@@ -38,16 +38,16 @@ Triangles = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ShapeSampler:
-    """Points sampled uniformly from a mesh's surface, or those of a cloud, quantised to their box.
+    """Samples points from a mesh's surface, uniformly, or a cloud, and quantises them to their box.
 
-    The sampling is seeded by the file's content, so that it does not depend on the order of
-    files, the number of workers or the location of the file. Of a cloud with more points than are
-    stored some are drawn, of one with fewer some are repeated.
+    The sampling is seeded with the file's content, so that it does not depend on the order of
+    files, the number of workers or the location of the file. From a cloud of more than P points,
+    P are drawn; those of a smaller one are repeated.
 
     Attributes:
         points: P, points for each shape.
         seed: seed of the sampling, together with the file's digest.
-        first: take the first points of a cloud in place of drawn ones, and the box of these.
+        first: whether the first P points of a cloud, and their box, replace drawn ones.
     """
 
     kind: ClassVar[str] = "points"
@@ -73,13 +73,13 @@ class ShapeSampler:
         }
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint16], FloatArray]:
-        """Quantised points [P, 3] of one file; their frame, and how many points the file has."""
+        """Returns a file's quantised points [P, 3], and their frame with its number of points."""
         return self.quantised(read_shape(path), digest)
 
     def quantised(
         self, values: NDArray[np.float64], digest: str
     ) -> tuple[NDArray[np.uint16], FloatArray]:
-        """Row and numbers of triangles [F, 3, 3] or points [Q, 3]."""
+        """Returns what ``__call__`` does, for triangles [F, 3, 3] or points [Q, 3]."""
         count = self.points if values.ndim == 3 else len(values)
         if values.ndim == 3:
             row_P3, frame = quantise(*self.sample(values, digest))
@@ -96,7 +96,7 @@ class ShapeSampler:
     def sample(
         self, triangles_F33: Triangles, digest: str
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Points [P, 3] on the triangles, lower and upper corner of the triangles' box."""
+        """Samples points [P, 3] of triangles; also returns the corners of the triangles' box."""
         rng = np.random.default_rng([self.seed, int(digest, 16)])
         points_P3 = sample_triangles(triangles_F33, self.points, rng)
         return points_P3, triangles_F33.min(axis=(0, 1)), triangles_F33.max(axis=(0, 1))
@@ -105,7 +105,7 @@ class ShapeSampler:
 def sample_triangles(
     triangles_F33: Triangles, count: int, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """``count`` independent points [P, 3], uniform over the triangles' joint surface."""
+    """Draws ``count`` independent points [P, 3], uniform over the triangles' joint surface."""
     cumulative_F = np.cumsum(triangle_areas(triangles_F33))
     chosen_P = np.searchsorted(cumulative_F, rng.random(count) * cumulative_F[-1], side="right")
     corner_P3, second_P3, third_P3 = triangles_F33[chosen_P].transpose(1, 0, 2)
@@ -124,7 +124,7 @@ def sample_triangles(
 def quantise(
     points_P3: NDArray[np.float64], low_3: NDArray[np.float64], high_3: NDArray[np.float64]
 ) -> tuple[NDArray[np.uint16], FloatArray]:
-    """Points as 16-bit steps across their box, and the frame (see ``FRAME_NUMBERS``)."""
+    """Returns points as 16-bit steps across their box, and the frame (see ``FRAME_NUMBERS``)."""
     size_3 = high_3 - low_3
     steps_P3 = (points_P3 - low_3) * (QUANTA / np.where(size_3 > 0, size_3, 1.0))
     middle_3 = (low_3 + high_3) / 2
@@ -137,7 +137,7 @@ def quantise(
 
 
 def quantised_points(points: StoredArray, meta_SK: FloatArray, **of_shapes: Any) -> PointSet:
-    """Clouds that :class:`ShapeSampler` has quantised."""
+    """Returns the point set of clouds quantised by :class:`ShapeSampler`."""
     low_S3, high_S3 = meta_SK[:, 0:3], meta_SK[:, 3:6]
     return PointSet(
         points=points,
@@ -151,7 +151,7 @@ def quantised_points(points: StoredArray, meta_SK: FloatArray, **of_shapes: Any)
 
 @dataclass(frozen=True, slots=True)
 class SurfaceVoxels:
-    """Voxels that a mesh's surface passes through, one bit each.
+    """Computes the voxels that a mesh's surface passes through, one bit each.
 
     As in Kaolin's conversion of triangle meshes, the surface is subdivided more finely than the
     grid, here into a lattice with a spacing of at most a quarter of a voxel, and every voxel that
@@ -172,12 +172,12 @@ class SurfaceVoxels:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of a row: R^3 bits in bytes."""
+        """Shape of a row: [ceil(R^3 / 8)], bytes of packed bits."""
         return (-(-(self.resolution**3) // 8),)
 
     def settings(self) -> dict[str, Any]:
         """Everything besides the files that determines the rows."""
-        # Only the sphere depends on the sampled points, by their mean.
+        # Only the sphere depends on the sampled points, through their mean.
         sampler = self.sampler.settings() if self.span == "sphere" else None
         return {
             "reader": READER_VERSION,
@@ -188,14 +188,14 @@ class SurfaceVoxels:
         }
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint8], FloatArray]:
-        """Packed occupancy of one mesh."""
+        """Returns the packed occupancy of a mesh, and no further numbers."""
         values = read_shape(path)
         if values.ndim == 2:
-            raise DataError(f"{path} is a cloud without a surface", remedy="replace it by a mesh")
+            raise DataError(f"{path} is a cloud without a surface", remedy="replace it with a mesh")
         return self.packed(values, digest), np.empty(0, np.float32)
 
     def packed(self, triangles_F33: Triangles, digest: str) -> NDArray[np.uint8]:
-        """Packed occupancy of triangles."""
+        """Returns the packed occupancy [ceil(R^3 / 8)] of triangles."""
         points_P3, low_3, high_3 = self.sampler.sample(triangles_F33, digest)
         _, frame = quantise(points_P3, low_3, high_3)
         triangles_F33 = triangles_F33 - (low_3 + high_3) / 2  # which the frame is relative to
@@ -211,7 +211,7 @@ class SurfaceVoxels:
 
 
 def surface_lattice(triangles_F33: Triangles) -> Iterator[NDArray[np.float64]]:
-    """Points [L, 3] on triangles in units of voxels, at most a quarter apart, in chunks.
+    """Yields points [L, 3] on triangles, at most a quarter of a voxel (unit: 1) apart, in chunks.
 
     The rows of points are parallel to the shortest edge of each triangle, so that slivers get
     no more points than necessary.

@@ -31,7 +31,7 @@ _FLAT = 1e-6
 def grid_box(
     low_3: FloatArray, high_3: FloatArray, center_3: FloatArray, radius: float, *, span: Span
 ) -> tuple[FloatArray, FloatArray]:
-    """Middle [3] and half widths [3] of the box that the grid divides; no half width is 0."""
+    """Returns middle [3] and half widths [3], none of them 0, of the box that the grid divides."""
     if span == "sphere":
         return center_3, np.full(3, max(radius, np.finfo(np.float32).tiny), np.float32)
     middle_3 = (low_3 + high_3) * np.float32(0.5)
@@ -43,13 +43,13 @@ def grid_box(
 
 
 def voxelise(unit_N3: NDArray[np.floating], *, resolution: int) -> NDArray[np.int32]:
-    """Occupied voxels of points in the unit cube.
+    """Returns the voxels that points in the unit cube occupy.
 
     A voxel includes its lower faces but not its upper ones, except at the grid's border.
     Points outside the grid are assigned to the nearest voxel.
 
     Args:
-        unit_N3: points, [-1, 1] on each axis inside the grid.
+        unit_N3: points, in [-1, 1] on each axis if inside the grid.
         resolution: R, voxels along each side, 1 to 2^21.
 
     Returns:
@@ -76,7 +76,7 @@ def voxelise(unit_N3: NDArray[np.floating], *, resolution: int) -> NDArray[np.in
 
 
 def occupancy(coords_M3: NDArray[np.int32], *, resolution: int) -> FloatArray:
-    """Dense grid [1, R, R, R] with 1 in occupied voxels and 0 elsewhere."""
+    """Returns a dense grid [1, R, R, R] with 1 in occupied voxels and 0 elsewhere."""
     grid = np.zeros((1, resolution, resolution, resolution), np.float32)
     grid[0, coords_M3[:, 0], coords_M3[:, 1], coords_M3[:, 2]] = 1.0
     return grid

@@ -86,7 +86,7 @@ def test_more_ranks_than_shapes_are_refused_before_training(
     kwargs = {"num_replicas": 5, "rank": 0}
     monkeypatch.setattr(pl.Trainer, "distributed_sampler_kwargs", kwargs)
     more = "data.source.test_per_class=3" if share else "data.source.test_per_class=2"
-    with pytest.raises(ConfigError, match=f"{shapes} shapes for validation or test"):
+    with pytest.raises(ConfigError, match=f"{shapes} samples for validation or test"):
         job(*TINY, f"data.val_share={share}", more, "trainer.check_val_every_n_epoch=2")
     assert not list(Path("outputs").rglob("metrics.csv"))
 

@@ -1,7 +1,7 @@
 """Formats of files with one shape each: a mesh, or a cloud of points.
 
-``READERS`` has the reader of each suffix. A new format is a function in a file here, from a path to
-triangles [F, 3, 3] or points [Q, 3], and a line in that table. Shapes: F faces, Q points.
+``READERS`` maps suffixes to readers. A new format needs a function from a path to triangles
+[F, 3, 3] or points [Q, 3], in a file here, and a line in that table. Shapes: F faces, Q points.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sparsepipe.data.formats.off import read_off
 from sparsepipe.errors import DataError
 
 _TEXT_BYTES, _SHAPE_BYTES = 1 << 28, 1 << 30
-"""Limits of text, which takes several times its size in memory, and of other files."""
+"""Size limits of text files, which take several times their size in memory, and of others."""
 _MAX_COORDINATE = 1e30
-"""Limit of coordinates, beyond which squares overflow."""
+"""Largest accepted coordinate, a few of which can be multiplied without overflow."""
 
 
 def read_by_trimesh(path: Path) -> NDArray[np.float64]:
-    """Triangles [F, 3, 3] of all meshes in a file, or points [Q, 3] if it has none.
+    """Returns the triangles [F, 3, 3] of all meshes in a file, or points [Q, 3] if it has none.
 
     The file is read from memory and without a resolver, so that no other file is opened.
     """
@@ -65,14 +65,13 @@ SHAPE_SUFFIXES = tuple(READERS)
 
 
 def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
-    """Triangles [F, 3, 3] of a mesh, or points [Q, 3] of a cloud, in the units of the file.
+    """Returns triangles [F, 3, 3] of a mesh, or points [Q, 3] of a cloud, in the file's units.
 
-    Only coordinates are read, and no other file that this one names: no normals, no colours, no
-    materials.
+    Only coordinates are read: no normals, colours or materials, and no file that this one names.
 
     Args:
-        path: a file with a suffix of :data:`READERS`. ``.npy`` is an array [Q, 3 or more], ``.npz``
-            has such an array, named ``points`` or its only one; text has a point in each line.
+        path: a file with a suffix of :data:`READERS`. ``.npy`` holds an array [Q, 3 or more],
+            ``.npz`` such an array as ``points`` or as its only one; text has a point on each line.
 
     Raises:
         DataError: the file is missing, not regular, larger than 1 GiB (text: 256 MiB), of another
@@ -85,28 +84,28 @@ def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
             return _checked_shape(np.asarray(READERS[path.suffix.lower()](path), np.float64))
     except DataError:
         raise
-    except Exception as error:  # each format's reader has its own
+    except Exception as error:  # each format's reader raises its own types
         if isinstance(error, OSError) and error.errno:
             raise unreadable(path, error) from error
         raise _without_shape(path, error) from error
 
 
 def check_shape_file(path: Path) -> None:
-    """Require a regular file of a known format, and of a size that can be read."""
+    """Raises a DataError unless ``path`` is a regular file of a known format, within its limit."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(
-            f"{path} has no suffix of a format that holds a shape",
+            f"{path} does not have the suffix of a mesh or cloud",
             remedy=f"convert it to one of {', '.join(READERS)}",
         )
     check_regular(path, limit_bytes=_TEXT_BYTES if reader is read_text_points else _SHAPE_BYTES)
 
 
 def as_shape(shape: Any) -> NDArray[np.float64]:
-    """Triangles [F, 3, 3] of a mesh in memory, or points [Q, 3] of a cloud.
+    """Returns triangles [F, 3, 3] of a mesh in memory, or points [Q, 3] of a cloud.
 
     Args:
-        shape: a mesh, a scene or a cloud of trimesh, or points [Q, 3] in numpy or torch.
+        shape: a trimesh mesh, scene or point cloud, or points [Q, 3] in numpy or torch.
     """
     what = f"the {type(shape).__name__}"
     if isinstance(shape, trimesh.Scene):
@@ -115,7 +114,7 @@ def as_shape(shape: Any) -> NDArray[np.float64]:
         shape = shape.triangles
     elif isinstance(shape, trimesh.PointCloud):
         shape = shape.vertices
-    elif hasattr(shape, "detach"):  # torch's, which may be on a device
+    elif hasattr(shape, "detach"):  # a torch tensor, which may be on a GPU
         shape = shape.detach().cpu().double()  # numpy has no bfloat16
     try:
         return _checked_shape(np.asarray(shape, np.float64))
@@ -124,7 +123,7 @@ def as_shape(shape: Any) -> NDArray[np.float64]:
 
 
 def triangle_areas(triangles_F33: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Area of each triangle, in squared units of the file."""
+    """Returns the area [F] of each triangle, in squared units of the file."""
     edges_F3 = triangles_F33[:, 1] - triangles_F33[:, 0]
     others_F3 = triangles_F33[:, 2] - triangles_F33[:, 0]
     areas_F: NDArray[np.float64] = np.linalg.norm(np.cross(edges_F3, others_F3), axis=1) / 2
@@ -133,11 +132,11 @@ def triangle_areas(triangles_F33: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _checked_shape(values: NDArray[np.float64]) -> NDArray[np.float64]:
     if values.shape[1:] not in ((3,), (3, 3)):
-        raise ValueError(f"it has the shape {list(values.shape)}, not [points, 3]")
+        raise ValueError(f"its array is {list(values.shape)}, not [points, 3]")
     if not len(values):
-        raise ValueError("it has no points; a file may be empty or cut off")
+        raise ValueError("it has no points")
     if not np.abs(values).max() <= _MAX_COORDINATE:
-        raise ValueError(f"coordinates are not finite, or more than {_MAX_COORDINATE:g}")
+        raise ValueError(f"coordinates are not finite, or larger than {_MAX_COORDINATE:g}")
     if values.ndim == 3 and not triangle_areas(values).sum() > 0:
         raise ValueError("its mesh has no surface")
     return values
@@ -146,6 +145,6 @@ def _checked_shape(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _without_shape(source: object, error: Exception) -> DataError:
     why = str(error).splitlines()[0] if str(error) else type(error).__name__
     return DataError(
-        f"{source} holds no shape, and may be damaged or cut off: {why}",
-        remedy="replace it by a mesh, or by points [points, 3]",
+        f"{source} holds no shape, and may be damaged or incomplete: {why}",
+        remedy="replace it with a mesh, or with points [points, 3]",
     )

@@ -1,4 +1,4 @@
-"""Clouds of points as arrays of numpy and as text, with a point in each line.
+"""Readers of point clouds in numpy's formats, and in text with a point on each line.
 
 Shapes: Q points.
 """
@@ -13,42 +13,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MOST_COLUMNS = 16
-"""Coordinates, normals, colours and the like; an array [3, more] is taken for [3, points]."""
+"""Most columns of an array of three points; a wider one is probably [3, points]."""
 _HEADER_LINES = 20
-"""Lines before the first point; the header of the PCD format has 11."""
+"""First lines, one of which must hold a point; the header of the PCD format has 11."""
 _COMMENT = re.compile(r"(#|//).*")
 _WORD = re.compile(r"\w+")
 
 
 def read_array_points(path: Path) -> NDArray[Any]:
-    """Points [Q, 3], the first three columns of an ``.npy`` array or of one in ``.npz``.
+    """Returns points [Q, 3], the first three columns of the array in an ``.npy`` file.
 
-    Of an ``.npz`` file this is the array ``points``, or the only one.
+    In an ``.npz`` file, the array is ``points`` or the only one.
     """
     found = np.load(path, mmap_mode="r", allow_pickle=False)
     if isinstance(found, np.lib.npyio.NpzFile):
         with found as arrays:
             names = {*arrays.files} & {"points"} or {*arrays.files}
             if len(names) != 1:
-                raise ValueError(f"it has no array points, but {', '.join(sorted(names)[:5])}")
+                raise ValueError(f"no array of {', '.join(sorted(names)[:5])} is named points")
             found = arrays[names.pop()]
     is_table = found.ndim == 2 and found.shape[1] >= 3 and found.dtype.kind in "iuf"
     if not is_table or (len(found) == 3 and found.shape[1] > _MOST_COLUMNS):
         raise ValueError(
-            f"its array has the shape {found.shape} and type {found.dtype}, and is not of numbers "
-            "[points, 3]"
+            f"its array has the shape {found.shape} and type {found.dtype}, not [points, 3] of "
+            "numbers"
         )
     coordinates_Q3: NDArray[Any] = found[:, :3]
     return coordinates_Q3
 
 
 def read_text_points(path: Path) -> NDArray[np.float64]:
-    """Points [Q, 3] in the columns that the header names x, y and z, or else in the first three.
+    """Returns points [Q, 3] from the header's columns x, y and z, or else from the first three.
 
     Numbers are separated by semicolons, commas or blanks, whichever of these the first point has; a
-    number with a decimal comma is refused. Lines may end with a comment behind ``#`` or ``//``.
+    number with a decimal comma is refused. Lines may end with a comment after ``#`` or ``//``.
     """
-    # Words of a header or a comment may be in another encoding: numbers are the same in it.
+    # A header or a comment may be in another encoding, in which numbers are the same.
     lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     for start, line in enumerate(lines[:_HEADER_LINES]):  # noqa: B007
         delimiter = next((each for each in ";," if each in line), None)
@@ -58,7 +58,7 @@ def read_text_points(path: Path) -> NDArray[np.float64]:
         except ValueError:
             continue
     else:
-        raise ValueError("it does not begin with lines of at least three numbers")
+        raise ValueError(f"none of its first {_HEADER_LINES} lines begins with three numbers")
     header = next((line for line in reversed(lines[:start]) if line.strip()), "")
     words = [_WORD.search(name) for name in header.lower().strip("#/ ").split(delimiter)]
     names = [word.group() if word else "" for word in words]  # "x [m]" is the column x

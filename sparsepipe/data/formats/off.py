@@ -20,7 +20,7 @@ from sparsepipe.errors import DataError
 from sparsepipe.utils.files import replacing
 
 READER_VERSION = 1
-"""Increased with any change that reads a file as other triangles; caches depend on it."""
+"""Increased with any change to the triangles read from a file; caches depend on it."""
 
 # The format's optional prefixes ST (texture), C (colour) and N (normal) add columns after the
 # three coordinates, which are not read. "4" and "n" change the coordinates themselves
@@ -30,15 +30,15 @@ _COMMENT = re.compile(r"#[^\r\n]*")
 _DEGENERATE_SHARE = 1e-14
 """Faces with a smaller area than this share of the squared extent are rounding errors."""
 _MAX_COORDINATE = 1e30
-"""Limit of coordinates, beyond which squares overflow."""
+"""Largest accepted coordinate, a few of which can be multiplied without overflow."""
 _MAX_DECIMALS = 17
-"""Digits of the largest coordinate, because vertices are compared as 64-bit integers."""
+"""Most digits of the largest coordinate, because vertices are compared as 64-bit integers."""
 _SIGNIFICANT_DIGITS = 8
 """Digits relative to the extent, used when writing and when merging vertices."""
 
 
 def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
-    """Read an OFF file as a triangle mesh fit for sampling by area.
+    """Reads an OFF file as a triangle mesh fit for sampling by area.
 
     Polygons are triangulated, vertices at the same place merged and unused ones dropped;
     degenerate and duplicate faces are removed (two faces with the same three corners are
@@ -56,7 +56,7 @@ def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
         header = _HEADER.match(text)
         if header is None:
             begin = repr(text[:20].splitlines()[0]) if text else "nothing"
-            raise ValueError(f"it is not an OFF file of points in space: it begins with {begin}")
+            raise ValueError(f"it is not an OFF file of 3D points: it begins with {begin}")
         rows = [words for words in map(str.split, text[header.end() :].splitlines()) if words]
         mesh = _parsed(rows)
         if len(mesh.faces):
@@ -78,14 +78,14 @@ def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
 
 
 def _parsed(rows: list[list[str]]) -> trimesh.Trimesh:
-    """The mesh of the words in each line: triangles, fans of polygons, then halves of quads."""
+    """Builds the mesh from the words of each line; the halves of quads follow other faces."""
     if not rows or len(rows[0]) < 2:
         raise ValueError("its header lacks the numbers of vertices and faces")
     num_vertices, num_faces = map(int, rows[0][:2])
     if num_vertices < 1 or num_faces < 1 or 1 + num_vertices + num_faces > len(rows):
         raise ValueError(
-            f"truncated or empty: the header promises {num_vertices} vertices and {num_faces} "
-            f"faces, and {len(rows) - 1} lines follow"
+            f"it is truncated or empty: the header promises {num_vertices} vertices and "
+            f"{num_faces} faces, but {len(rows) - 1} lines follow"
         )
     vertices_V3 = np.array([words[:3] for words in rows[1 : 1 + num_vertices]], np.float64)
     vertices_V3 = vertices_V3.reshape(num_vertices, 3)
@@ -93,7 +93,10 @@ def _parsed(rows: list[list[str]]) -> trimesh.Trimesh:
     for number, (count, *words) in enumerate(rows[1 + num_vertices : 1 + num_vertices + num_faces]):
         corners = words[: int(count)]
         if not len(corners) == int(count) > 0:
-            raise ValueError(f"face {number} is not a count with that many corners")
+            raise ValueError(
+                f"face {number} should be a count of corners, at least 1, and that many vertex "
+                f"numbers; its count is {count}, and {len(words)} values follow"
+            )
         if len(corners) == 4:
             quads.append(corners)
         else:
@@ -105,19 +108,19 @@ def _parsed(rows: list[list[str]]) -> trimesh.Trimesh:
         raise ValueError(f"coordinates are not finite, or more than {_MAX_COORDINATE:g}")
     if faces_F3.size and not (faces_F3.min() >= 0 and faces_F3.max() < num_vertices):
         raise ValueError(
-            f"faces refer to vertices {faces_F3.min()} to {faces_F3.max()} of {num_vertices}"
+            f"faces use vertices {faces_F3.min()} to {faces_F3.max()}, not 0 to {num_vertices - 1}"
         )
     return trimesh.Trimesh(vertices_V3, faces_F3, process=False)
 
 
 def write_off(mesh: trimesh.Trimesh, path: Path) -> None:
-    """Write ``mesh`` as an OFF file, atomically; creates the folder.
+    """Writes ``mesh`` to an OFF file atomically, and creates its folder.
 
-    Coordinates keep 8 decimal digits relative to the mesh's extent. The caller explains errors
-    of the file system.
+    Coordinates keep 8 decimal digits relative to the mesh's extent. The caller handles errors of
+    the file system.
     """
     text = mesh.export(file_type="off", digits=max(_decimals(mesh.vertices), 0))
-    # Thousands are written at once: waiting for the disk after each would take minutes.
+    # Thousands are written in a row: waiting for the disk after each would take minutes.
     with replacing(path, durable=False) as temporary:
         temporary.write_text(text, encoding="ascii")
 

@@ -1,4 +1,4 @@
-"""Images: digits that are drawn here, real ones, and those of a user's folders."""
+"""Images: drawn digits, real digits, and images in a user's folders."""
 
 from sparsepipe.data.images.datamodule import ImageDataModule, ImageFolder
 from sparsepipe.data.images.drawn_digits import DrawnDigits

@@ -1,4 +1,4 @@
-"""The LightningDataModule of images, and those of a user's folder.
+"""LightningDataModule of images, and the source of images in a user's folder.
 
 Shapes: B images in a batch, S of a split, H x W pixels, C channels.
 """
@@ -31,18 +31,18 @@ DIGITS = tuple("0123456789")
 _SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _MODES = {1: "L", 3: "RGB"}
 _WIDE = ("I", "F")
-"""First letters of pillow's modes of more than 8 bits, which it would cut off."""
+"""First letters of Pillow's modes of more than 8 bits, which a conversion would cut off."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSet:
-    """The images of one split.
+    """Images of one split.
 
     Attributes:
-        images: uint8 [S, H, W], or [S, H, W, C] with colours; of digits 28 x 28 and 0 where there
-            is no ink; in memory or memory-mapped.
-        labels_S: int64 [S], the digits or other classes; -1 without a label.
-        files: paths of the files that have an image each; none where images share files.
+        images: uint8 [S, H, W], or [S, H, W, C] with colours, in memory or memory-mapped; digits
+            are 28 x 28.
+        labels_S: int64 [S], class numbers (of digits, the digit); -1 without a label.
+        files: path of each image's file; empty where images share files.
     """
 
     images: NDArray[Any] | MappedArray
@@ -50,7 +50,7 @@ class ImageSet:
     files: tuple[str, ...] = ()
 
     def image(self, index: int) -> NDArray[np.float32]:
-        """One image, float32 [C, H, W] in [0, 1]."""
+        """Returns one image, float32 [C, H, W] in [0, 1]."""
         images = self.images.array if isinstance(self.images, MappedArray) else self.images
         image = images[index][None] if images.ndim == 3 else images[index].transpose(2, 0, 1)
         scaled: NDArray[np.float32] = image.astype(np.float32) / np.float32(255)
@@ -58,19 +58,19 @@ class ImageSet:
 
 
 class ImageDataModule(SplitDataModule):
-    """Images, such as those of digits, for training, validation and test.
+    """Data module of images, such as digits, for training, validation and test.
 
     A batch is ``dict(input=Tensor [B, C, H, W] in [0, 1], label=[B], index=[B])``, where C is that
-    of the source unless a shift has more channels; ``index`` is the image's position in its split.
+    of ``shift``, or else of the source; ``index`` is the image's position in its split.
 
     Args:
         root: directory of the data, if the source reads files.
         source: class (or partial) called with ``root``; it has ``load(split, cache_dir)``, which
-            returns an :class:`ImageSet`, ``fingerprint()``, a digest of the images, and, if they
-            are no digits, the names of their ``classes``.
+            returns an :class:`ImageSet`, ``fingerprint()``, a digest of the images, and, unless
+            they are digits, the names of their ``classes``.
         cache_dir: directory of drawn and of resized images.
-        shift: what makes another domain of the images, if anything.
-        batch_size: as in ``ShapeDataModule``, like the arguments behind it.
+        shift: what turns the images into another domain, if anything.
+        batch_size: as in ``ShapeDataModule``, like the arguments after it.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ImageDataModule(SplitDataModule):
 
 
 class ImageDataset(Dataset[dict[str, Any]]):
-    """Some images of a split, indexed by (epoch, index); the epoch has no effect."""
+    """Images ``indices_S`` of a split, indexed by (epoch, index); the epoch has no effect."""
 
     def __init__(
         self, images: ImageSet, indices_S: IntArray, *, shift: ImageShift | None, split: Split
@@ -121,7 +121,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         return len(self.indices_S)
 
     def __getitem__(self, access: Access | int) -> dict[str, Any]:
-        """``label``, ``index`` and ``input`` float32 [C, H, W]."""
+        """Returns ``label``, ``index`` and ``input``, float32 [C, H, W]."""
         position = access[1] if isinstance(access, tuple) else access
         index = int(self.indices_S[position])
         label, image = int(self.images.labels_S[index]), self.images.image(index)
@@ -132,7 +132,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
 @dataclass(frozen=True, slots=True)
 class _ResizedImage:
-    """Reads a row of the cache: an image uint8 [H, W] or [H, W, C], the right way up."""
+    """Reads an image as a row of the cache, resized and upright: uint8 [H, W] or [H, W, C]."""
 
     kind: ClassVar[str] = "image_folders"
     dtype: ClassVar[str] = "|u1"
@@ -142,7 +142,7 @@ class _ResizedImage:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """H, W and, of colours, C."""
+        """Shape of a row: [H, W], or [H, W, C] with colours."""
         return (*self.size, *((self.channels,) if self.channels > 1 else ()))
 
     def settings(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class _ResizedImage:
         with Image.open(path) as image:
             if image.mode.startswith(_WIDE):
                 raise DataError(
-                    f"{path} has more than 8 bits a channel ({image.mode})",
+                    f"{path} has more than 8 bits per channel ({image.mode})",
                     remedy="convert it to 8 bits",
                 )
             upright = ImageOps.exif_transpose(image).convert(_MODES[self.channels])
@@ -164,16 +164,16 @@ class _ResizedImage:
 
 
 class ImageFolder:
-    """Source: images in a folder, see :func:`sparsepipe.data.listing.list_folder`.
+    """Source: images in a folder, with the layout of :func:`sparsepipe.data.listing.list_folder`.
 
     Args:
         root: the folder.
         size: H and W that images are resized to, once, whatever their proportions.
         channels: C, 1 for grey or 3 for colours.
-        test_share: share of the files for testing; only without folders of a split.
+        test_share: share of the files for testing, unless folders train and test divide them.
 
     Attributes:
-        classes: names of the classes; none without labels.
+        classes: names of the classes; empty without labels.
     """
 
     @checked
@@ -198,7 +198,7 @@ class ImageFolder:
         self.classes = self._listings["train"].classes
 
     def load(self, split: Split, cache_directory: Path) -> ImageSet:
-        """The images of a split. Raises a DataError for images that cannot be read."""
+        """Returns the images of a split; raises a DataError for images that cannot be read."""
         listing = self._listings[split]
         settings = CacheSettings(directory=cache_directory, strict=True)
         rows = open_rows(listing, self._reader, settings).rows
@@ -206,6 +206,6 @@ class ImageFolder:
         return ImageSet(rows, listing.labels_S, files)
 
     def fingerprint(self) -> str:
-        """Digest of names and contents."""
+        """Digest of the files' names and contents."""
         names = [name for split in SPLITS for name in self._listings[split].names]
         return digest_values([[name, digest_file(self.root / name)] for name in names])

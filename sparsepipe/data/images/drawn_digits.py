@@ -21,7 +21,7 @@ from sparsepipe.utils.arguments import Count, Seed, checked
 from sparsepipe.utils.files import replacing
 
 SIDE = 28
-"""Pixels along each side."""
+"""Pixels along each side of an image."""
 Floats = NDArray[np.float32]
 Point = tuple[float, float]
 
@@ -66,11 +66,11 @@ _LINES = [[pair for stroke in strokes for pair in pairwise(stroke)] for strokes 
 LINES_DL22 = np.array(
     [lines + lines[-1:] * (_MAX_LINES - len(lines)) for lines in _LINES], dtype=np.float32
 )
-"""The lines of each digit."""
+"""Lines of each digit D, from (x, y) to (x, y)."""
 
 
 def draw(labels_B: NDArray[np.int64], rng: np.random.Generator, *, side: int) -> NDArray[np.uint8]:
-    """Images [B, side, side] of digits in randomly varied handwriting.
+    """Draws images [B, side, side] of digits in randomly varied handwriting.
 
     Size, proportions, slant, rotation, position, curvature, pen width and ink vary.
     """
@@ -104,7 +104,7 @@ def draw(labels_B: NDArray[np.int64], rng: np.random.Generator, *, side: int) ->
 
 
 def _distances(lines_BL22: Floats, side: int) -> Floats:
-    """Distance [B, P] of each pixel's centre, row by row, to the nearest line."""
+    """Distance [B, P], in pixels, of each pixel's centre, row by row, to the nearest line."""
     middles = np.arange(side, dtype=np.float32) + 0.5
     x_P, y_P = (grid.ravel() for grid in np.meshgrid(middles, middles))
     nearest_BP = np.full((len(lines_BL22), side * side), np.inf, np.float32)
@@ -160,7 +160,7 @@ class DrawnDigits:
         self._seed = seed
 
     def load(self, split: Split, cache_directory: Path) -> ImageSet:
-        """The images of a split."""
+        """Returns the images of a split, after drawing them into the cache if necessary."""
         labels_S = np.arange(self._counts[split], dtype=np.int64) % len(DIGITS)
         digest = digest_values([_VERSION, self._counts[split], self._seed])
         path = cache_directory / "drawn_digits" / f"{split}_{digest}.npy"

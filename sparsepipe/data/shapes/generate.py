@@ -58,7 +58,7 @@ SHAPE_CLASSES: tuple[str, ...] = tuple(BUILDERS)
 
 
 def make_shape(class_name: str, rng: np.random.Generator) -> trimesh.Trimesh:
-    """A random object of one of the classes, with z up, random rotation and random scale."""
+    """Models a random object of a class, with z up, turned about z and scaled at random."""
     mesh = join(BUILDERS[class_name](rng))
     angle, scale = between(rng, 0, 2 * np.pi), np.exp(between(rng, -1, 1))
     # Proportions vary in addition to the builder's own variation.
@@ -72,7 +72,7 @@ def make_shape(class_name: str, rng: np.random.Generator) -> trimesh.Trimesh:
 MODELLER_VERSION = 2
 """Increased with any change to a shape's triangles; part of the folder's name."""
 _SETTINGS_FILE = "shapes.json"
-"""Settings of a folder's shapes; written before the first shape."""
+"""File with the settings of a folder's shapes, written before the first shape."""
 _SHAPES_PER_WORKER = 200
 """Fewer shapes per worker do not repay the start of a process."""
 _MissingShape: TypeAlias = tuple[Path, str, Split, int, int]
@@ -88,10 +88,10 @@ def generate_shapes(
     seed: int,
     workers: int = 1,
 ) -> None:
-    """Model shapes and write ``<root>/<class>/{train,test}/<class>_0001.off`` and on.
+    """Models shapes and writes ``<root>/<class>/{train,test}/<class>_0001.off`` and so on.
 
-    Only missing files are generated, each of them atomically, so that an interrupted call
-    continues where it stopped. A folder has one set of settings, recorded in ``shapes.json``.
+    Only missing files are generated, each of them atomically, so that the next call continues
+    where an interrupted one stopped. A folder has one set of settings, recorded in ``shapes.json``.
 
     Arguments as for ``GeneratedShapes``, and ``workers``, the number of processes.
     """
@@ -123,7 +123,7 @@ def is_complete(root: Path, settings: Mapping[str, Any]) -> bool:
 def shapes_settings(
     classes: Sequence[str] | None, train_per_class: int, test_per_class: int, seed: int
 ) -> dict[str, Any]:
-    """Checked settings as ``shapes.json`` has them; see ``generate_shapes``."""
+    """Checks settings and returns them as ``shapes.json`` has them; see ``generate_shapes``."""
     chosen = SHAPE_CLASSES if classes is None else tuple(sorted(set(classes)))
     unknown = [name for name in chosen if name not in SHAPE_CLASSES]
     if unknown or not chosen or min(train_per_class, test_per_class, seed) < 0:
@@ -131,7 +131,7 @@ def shapes_settings(
             f"the shape classes {', '.join(unknown or chosen) or '(none)'} with "
             f"train_per_class={train_per_class}, test_per_class={test_per_class} and seed={seed} "
             "cannot be generated",
-            remedy=f"choose from {', '.join(SHAPE_CLASSES)}, and numbers from 0 on",
+            remedy=f"choose from {', '.join(SHAPE_CLASSES)}, and numbers of at least 0",
         )
     return {
         "classes": list(chosen),

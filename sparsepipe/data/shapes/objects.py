@@ -30,7 +30,7 @@ Profile: TypeAlias = list[tuple[float, float]]
 
 
 def vase(rng: np.random.Generator) -> list[Part]:
-    """A body and nothing else."""
+    """A body without handles."""
     return _vessel(rng, _body(rng))
 
 
@@ -51,7 +51,7 @@ def jug(rng: np.random.Generator) -> list[Part]:
     """A body with one handle and, opposite, a spout."""
     profile = _body(rng)
     parts = [*_vessel(rng, profile), _handle(rng, profile)]
-    # The spout tapers, leaves the body on the side of negative x and rises.
+    # The spout leaves the body on the side of negative x and rises.
     height = profile[-1][1]
     low = between(rng, 0.3, 0.6) * height
     start, reach = _radius_at(profile, low), between(rng, 0.18, 0.36)
@@ -105,7 +105,7 @@ def _radius_at(profile: Profile, height: float) -> float:
 
 
 def _handle(rng: np.random.Generator, profile: Profile) -> Part:
-    """A bow from low to high on the body, on the side of positive x."""
+    """A curved handle that joins a low and a high point of the body, on its +x side."""
     height = profile[-1][1]
     low, high = between(rng, 0.15, 0.35) * height, between(rng, 0.7, 0.92) * height
     start, stop = _radius_at(profile, low), _radius_at(profile, high)
@@ -191,7 +191,7 @@ def _washer(outer: float, inner: float, low: float, high: float) -> Part:
 
 
 def _laid(rng: np.random.Generator, parts: list[Part]) -> list[Part]:
-    """On a length of shaft or not; lying on the face or standing on the edge."""
+    """The parts, on a length of shaft or not, lying on the face or standing on the edge."""
     if chance(rng, 0.6):
         low, high = between(rng, -0.9, 0.0), between(rng, 0.3, 1.2)
         parts = [*parts, rod((0, 0, low), (0, 0, high), between(rng, 0.08, 0.2), sections=16)]

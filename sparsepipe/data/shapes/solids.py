@@ -22,14 +22,14 @@ Point: TypeAlias = Sequence[float] | Array
 
 
 class Part(NamedTuple):
-    """Triangles; full mesh objects would take most of the generation time."""
+    """Triangles of a solid; full mesh objects would take most of the generation time."""
 
     vertices_V3: Array
     faces_F3: Faces
 
 
 def join(parts: Sequence[Part]) -> trimesh.Trimesh:
-    """One mesh of all parts."""
+    """Joins all parts into one mesh."""
     starts = np.cumsum([0, *(len(part.vertices_V3) for part in parts)])
     faces = [part.faces_F3 + start for part, start in zip(parts, starts, strict=False)]
     vertices = np.vstack([part.vertices_V3 for part in parts])
@@ -37,7 +37,7 @@ def join(parts: Sequence[Part]) -> trimesh.Trimesh:
 
 
 def moved(part: Part, offset: Point) -> Part:
-    """The part, shifted."""
+    """The part, shifted by ``offset``."""
     return Part(part.vertices_V3 + np.asarray(offset), part.faces_F3)
 
 
@@ -59,7 +59,7 @@ def box(low: Point, high: Point) -> Part:
 
 
 def ball(centre: Point, radii: Point) -> Part:
-    """An ellipsoid."""
+    """An ellipsoid with half axes ``radii`` along x, y and z."""
     unit = _unit("ball")
     return Part(unit.vertices_V3 * np.asarray(radii) + np.asarray(centre), unit.faces_F3)
 
@@ -96,12 +96,12 @@ def lathe(profile: Sequence[tuple[float, float]], *, sections: int = 24) -> Part
 
 
 def skin(rings_SP3: Sequence[Array] | Array) -> Part:
-    """Quads between consecutive closed rings of points, fans over the first and the last."""
+    """A surface of quads between consecutive closed rings of points, with fans as end caps."""
     num_rings, num_points = len(rings_SP3), len(rings_SP3[0])
     centres = [rings_SP3[0].mean(axis=0), rings_SP3[-1].mean(axis=0)]
     corner = np.arange(num_points)
     following, last = np.roll(corner, -1), (num_rings - 1) * num_points
-    # The centres are stored behind the rings.
+    # The centres are stored after the rings.
     centre = np.full(num_points, num_rings * num_points)
     first_fan = np.column_stack([centre, following, corner])
     last_fan = np.column_stack([centre + 1, last + corner, last + following])
@@ -110,7 +110,7 @@ def skin(rings_SP3: Sequence[Array] | Array) -> Part:
 
 
 def loft(outlines_SP2: Sequence[Array], heights_S: Sequence[float]) -> Part:
-    """Skin through outlines at given heights.
+    """The skin through outlines at given heights.
 
     The first and the last must be star-shaped around the mean of their points.
     """
@@ -139,12 +139,12 @@ def tube(path_P3: Array, radius: float, *, sections: int = 8) -> Part:
 
 
 def circle_angles(num_points: int) -> Array:
-    """Angles of ``num_points`` equal steps around the circle, from 0."""
+    """Angles in radians of ``num_points`` equal steps around the circle, from 0."""
     return np.arange(num_points) * (2 * np.pi / num_points)
 
 
 def around(number: int, *, start: float = 0.0) -> list[tuple[float, float]]:
-    """(cosine, sine) of ``number`` directions evenly around the z axis."""
+    """(cosine, sine) of ``number`` directions evenly spaced around the z axis."""
     angles = circle_angles(number) + start
     return list(zip(np.cos(angles).tolist(), np.sin(angles).tolist(), strict=True))
 
@@ -152,7 +152,7 @@ def around(number: int, *, start: float = 0.0) -> list[tuple[float, float]]:
 def superellipse(
     radius_x: float, radius_y: float, *, power: float = 2.0, points: int = 28
 ) -> Array:
-    """Outline [P, 2]: an ellipse at power 2, nearly a rectangle from power 6 on."""
+    """Outline [P, 2]: an ellipse at power 2, nearly a rectangle from power 6."""
     angle = circle_angles(points)
     cosine, sine = np.cos(angle), np.sin(angle)
     x = radius_x * np.sign(cosine) * np.abs(cosine) ** (2 / power)
@@ -162,7 +162,7 @@ def superellipse(
 
 @cache
 def _unit(kind: str, sections: int = 0) -> Part:
-    """Trimesh's primitives at size 1 around the origin, made once."""
+    """A primitive of trimesh, of size 1 around the origin, made once."""
     if kind == "box":
         mesh = trimesh.creation.box()
     elif kind == "ball":
@@ -195,12 +195,12 @@ def chance(rng: np.random.Generator, probability: float) -> bool:
 
 
 def between(rng: np.random.Generator, low: float, high: float) -> float:
-    """A uniform draw."""
+    """A uniform draw from [low, high)."""
     return low + (high - low) * float(rng.random())
 
 
 def count(rng: np.random.Generator, low: int, high: int) -> int:
-    """A whole number from ``low`` to ``high``, both possible."""
+    """A random whole number from ``low`` to ``high``, both included."""
     return int(rng.integers(low, high + 1))
 
 

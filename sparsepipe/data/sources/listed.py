@@ -26,20 +26,20 @@ _LOG = logging.getLogger(__name__)
 
 _NAMED_FILES = 10
 _DOMAIN_SUFFIXES = (".npy", ".xyz", ".glb", ".obj", ".off", ".stl", ".ply")
-"""Suffixes in folders of domains, where other text files and archives are not shapes."""
+"""Suffixes of shapes in folders of domains, where .csv, .npz and .txt files are other data."""
 
 
 class PointSource(Protocol):
-    """A source of point clouds, for both splits.
+    """Source of the point clouds of both splits.
 
     A source may also have ``takes_cached_points = True`` if every shape has
     ``CacheSettings.points`` points, so that ``num_points`` is checked before a cache is built,
     ``takes_first_points = True`` if these are the first ones of a file, not drawn from it, and
-    ``load_surface`` if it has meshes, see ``OffTree``.
+    ``load_surface`` (see ``OffTree``) if it has meshes.
     """
 
     def load(self, split: Split, cache: CacheSettings) -> PointSet:
-        """The point clouds of a split, after building the cache if necessary.
+        """Returns the point clouds of a split, after building the cache if necessary.
 
         Raises:
             DataError: the root is missing, has another layout or holds no usable shape.
@@ -65,11 +65,11 @@ class ListedShapes:
     listings: Mapping[Split, Listing]
 
     def listing(self, split: Split) -> Listing:
-        """The files of a split. Raises a DataError for another layout."""
+        """Returns the files of a split; raises a DataError if the folder has another layout."""
         return self.listings[split]
 
     def load(self, split: Split, cache: CacheSettings) -> PointSet:
-        """The clouds of a split; see ``PointSource.load``."""
+        """Returns the clouds of a split; see ``PointSource.load``."""
         listing = self.listing(split)
         sampler = ShapeSampler(cache.points, cache.seed, first=self.takes_first_points)
         cached = open_rows(listing, sampler, cache)
@@ -93,7 +93,7 @@ class ListedShapes:
         )
 
     def fingerprint(self, cache: CacheSettings) -> str:
-        """Digest of names, sizes and contents; see ``PointSource.fingerprint``."""
+        """Digest of the files' names, sizes and contents; see ``PointSource.fingerprint``."""
         return digest_values(self._digests(cache))
 
     def _digests(self, cache: CacheSettings) -> list[str]:
@@ -105,10 +105,10 @@ class ListedShapes:
 
 
 def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> CachedRows:
-    """The rows of a listing's files, after building the cache if necessary.
+    """Returns the rows of a listing's files, after building the cache if necessary.
 
-    Corrupt files are named in a warning by the call that builds the cache, and counted once by
-    later ones.
+    The call that builds the cache names corrupt files in a warning; later ones log how many they
+    are. If ``cache.strict``, corrupt files raise a DataError.
     """
     files = scan_files(listing.root, listing.names, cache_directory=cache.directory)
     cached = cached_rows(files, reader, cache)
@@ -122,7 +122,7 @@ def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> Cach
     if cache.strict:
         raise DataError(
             f"{summary} (listed in {where}):\n{shown}",
-            remedy=f"{remedies}; data.strict=false leaves out shapes that cannot be read",
+            remedy=f"{remedies}; for shapes, data.strict=false leaves out unreadable files",
         )
     if cached.is_new:
         text = "%s and left out (listed in %s):\n%s" + REMEDY + "%s"
@@ -133,16 +133,16 @@ def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> Cach
 
 
 class ClassFolder(ListedShapes):
-    """Source: meshes and clouds of any formats in folders of their classes.
+    """Source: meshes and clouds of any format, in a folder for each class.
 
     Args:
         root: the folder.
         split: how shapes are divided for training and testing. A number is the share of each
             class's files for testing, drawn at random but always the same for a seed. A path is
             that of a csv file with the columns ``file``, relative to ``root``, and ``split``,
-            ``train`` or ``test``; other files are left out. None takes the folders ``train`` and
-            ``test`` where there are any, and otherwise the share 0.2.
-        seed: of the share; not that of a run, so that all runs are tested on the same shapes.
+            ``train`` or ``test``; other files are left out. None: the folders ``train`` and
+            ``test``, or the share 0.2 without such folders.
+        seed: seed of drawing the share; not a run's, so that all runs have the same test shapes.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class ClassFolder(ListedShapes):
         self.root = require_root(
             root,
             what="a folder with a folder for each class",
-            where_from=f"those hold files of {', '.join(SHAPE_SUFFIXES)}",
+            where_from=f"the files have the suffixes {', '.join(SHAPE_SUFFIXES)}",
         )
         self.listings = list_folder(
             self.root, suffixes=SHAPE_SUFFIXES, split=split, seed=seed, needs_classes=True
@@ -159,14 +159,14 @@ class ClassFolder(ListedShapes):
 
 
 def shape_folder(root: Path | str | None, *, test_share: float = 0.2) -> PointSource:
-    """The source of a folder: ``train.npz`` and ``test.npz``, or a file for each shape.
+    """Returns the source of a folder with ``train.npz`` and ``test.npz``, or a file for each shape.
 
     Args:
         root: the folder, with or without folders of classes.
-        test_share: share of the files for testing, where no folders divide them.
+        test_share: share of the files for testing, unless folders train and test divide them.
     """
     suffixes = ", ".join(_DOMAIN_SUFFIXES)
-    path = require_root(root, what="a folder of meshes or clouds", where_from=f"such as {suffixes}")
+    path = require_root(root, what="a folder of meshes or clouds", where_from=f"files: {suffixes}")
     if (path / "train.npz").is_file():
         return NpzBundle(root, needs_labels=False)
     source = ListedShapes()

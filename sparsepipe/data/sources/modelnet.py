@@ -56,12 +56,12 @@ class OffTree(ListedShapes):
         self.root = require_root(root, what=what, where_from=_WHERE_FROM)
 
     def listing(self, split: Split) -> Listing:
-        """The files of a split."""
+        """Returns the files of a split."""
         found, _ = find_files(self.root, (".off",))
         placed = [file for file in found if file.class_name and file.split]
         if not placed:
             raise DataError(
-                f"data.root={self.root} has no <class>/train/*.off and <class>/test/*.off",
+                f"data.root={self.root} has no files <class>/train/*.off or <class>/test/*.off",
                 remedy=f"set data.root to another directory; {_WHERE_FROM}",
             )
         folders = {each.name for each in self.root.iterdir() if each.is_dir()} - {*SPLITS}
@@ -77,9 +77,9 @@ class OffTree(ListedShapes):
     def load_surface(
         self, split: Split, cache: CacheSettings, *, resolution: int, span: Span
     ) -> MappedArray:
-        """Packed bits [S, ceil(R^3 / 8)] of the voxels that each mesh's surface crosses.
+        """Returns packed bits [S, ceil(R^3 / 8)] of the voxels that each mesh's surface crosses.
 
-        The rows are numbered as in the split's ``PointSet``.
+        ``PointSet.rows_S`` of the split has the row of each shape.
         """
         reader = SurfaceVoxels(ShapeSampler(cache.points, cache.seed), resolution, span)
         cached = open_rows(self.listing(split), reader, cache)
@@ -87,7 +87,7 @@ class OffTree(ListedShapes):
         return cached.rows
 
     def fingerprint(self, cache: CacheSettings) -> str:
-        """Digest of names, sizes and content; see ``PointSource.fingerprint``."""
+        """Digest of the files' names, sizes and contents; see ``PointSource.fingerprint``."""
         names = [name for split in SPLITS for name in self.listing(split).names]
         files = scan_files(self.root, names, cache_directory=cache.directory)
         return digest_values(digest_listing(files))
@@ -104,7 +104,7 @@ class GeneratedShapes(OffTree):
         root: directory to write to; created if it is missing.
         train_per_class: training shapes of each class.
         test_per_class: test shapes of each class.
-        classes: names of the classes; None is all.
+        classes: names of the classes; None: all.
         seed: seed of the shapes.
     """
 
@@ -136,7 +136,7 @@ class GeneratedShapes(OffTree):
         self._complete = False
 
     def listing(self, split: Split) -> Listing:
-        """The files of a split; missing ones are generated."""
+        """Returns the files of a split, after generating missing ones."""
         # A complete set may be in a read-only directory, where no lock can be created.
         self._complete = self._complete or is_complete(self.root, self._settings)
         if not self._complete:
@@ -150,9 +150,9 @@ class GeneratedShapes(OffTree):
 
 
 class NormalResampled(ListedShapes):
-    """Source: ``modelnet40_normal_resampled``, text files of points, of which the first are taken.
+    """Source: text files of ``modelnet40_normal_resampled``, whose first points are taken.
 
-    ``<class>/<class>_0001.txt`` has lines ``x,y,z,nx,ny,nz``, of which the normals are not used;
+    ``<class>/<class>_0001.txt`` has lines ``x,y,z,nx,ny,nz``, whose normals are not used;
     ``modelnet40_shape_names.txt`` lists the classes, ``modelnet40_train.txt`` and
     ``modelnet40_test.txt`` the shapes of each split (``modelnet10_...`` those of ten classes).
 
@@ -169,11 +169,11 @@ class NormalResampled(ListedShapes):
         self._prefix = f"modelnet{subset}"
 
     def fingerprint(self, cache: CacheSettings) -> str:
-        """Digest of names, sizes and contents; see ``PointSource.fingerprint``."""
+        """Digest of the list of classes and of the files; see ``PointSource.fingerprint``."""
         return digest_values([self._lines("shape_names"), *self._digests(cache)])
 
     def listing(self, split: Split) -> Listing:
-        """The files of a split."""
+        """Returns the files of a split."""
         shapes = self._lines(split)
         numbers = {name: number for number, name in enumerate(self._lines("shape_names"))}
         owners = [shape.rpartition("_")[0] for shape in shapes]

@@ -39,8 +39,8 @@ class NpzBundle:
 
     Args:
         root: directory with the two files.
-        needs_labels: files without ``labels`` and ``classes`` are refused; else their shapes have
-            no labels.
+        needs_labels: whether files without ``labels`` and ``classes`` are refused; otherwise their
+            shapes have no labels.
     """
 
     def __init__(self, root: Path | str | None, *, needs_labels: bool = True) -> None:
@@ -48,10 +48,10 @@ class NpzBundle:
         self.root = require_root(root, what="an npz bundle of point clouds", where_from=_WHERE_FROM)
         for split in SPLITS:
             with _explained(path := self.root / f"{split}.npz"), zipfile.ZipFile(path):
-                pass  # before all of it is read for its fingerprint
+                pass  # fails here, before all of it is read for its fingerprint
 
     def load(self, split: Split, cache: CacheSettings) -> PointSet:
-        """The clouds of a split; see ``PointSource.load``."""
+        """Returns the clouds of a split; see ``PointSource.load``."""
         path = self.root / f"{split}.npz"
         (file,) = scan_files(self.root, [path.name], cache_directory=cache.directory)
         directory = cache.directory / "npz" / f"v{_VERSION}_{file.digest}"
@@ -110,7 +110,7 @@ class NpzBundle:
         return digest_values([file.digest for file in files])
 
     def _arrays(self, path: Path, num_shapes: int) -> dict[str, NDArray[Any]]:
-        """The arrays of a bundle beside the points: all but ``names`` are there."""
+        """Returns a bundle's arrays other than points, checked; only ``names`` may be missing."""
         with _explained(path), np.load(path, allow_pickle=False) as bundle:
             wanted = {*bundle.files} & {*_LISTS, "scale", "offset"}
             arrays = {"scale": np.ones(()), "offset": np.zeros(3)}
@@ -127,14 +127,14 @@ class NpzBundle:
             if labels_S.shape != (num_shapes,) or labels_S.dtype.kind not in "iu":
                 raise ValueError(f"labels are not {num_shapes} whole numbers, one for each shape")
             if labels_S.min() < (0 if len(classes) else -1) or labels_S.max() >= len(classes):
-                raise ValueError(f"labels up to {labels_S.max()} for {len(classes)} classes")
+                raise ValueError(f"labels are up to {labels_S.max()} for {len(classes)} classes")
             scale, offset = arrays["scale"], arrays["offset"]
             if scale.shape != () or not 0 < scale < np.inf:
                 raise ValueError(f"scale is {scale}, not a positive number")
             if offset.shape not in ((3,), (num_shapes, 3)) or not np.isfinite(offset).all():
-                raise ValueError(f"offset is not finite numbers [3] or [{num_shapes}, 3]")
+                raise ValueError(f"offset is not finite, or not [3] or [{num_shapes}, 3]")
             if "names" in arrays and arrays["names"].shape != labels_S.shape:
-                raise ValueError(f"{num_shapes} shapes, but names of {arrays['names'].shape}")
+                raise ValueError(f"names have shape {arrays['names'].shape}, not ({num_shapes},)")
         return arrays
 
 
@@ -146,7 +146,7 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except (DataError, MemoryError, OSError):
         raise
-    except Exception as error:  # zipfile, the decompressors and numpy have many
+    except Exception as error:  # zipfile, decompressors and numpy raise many types
         raise DataError(
             f"{path} is not an npz bundle of point clouds: {error}",
             remedy=f"copy the file again or set data.root to another bundle; {_WHERE_FROM}",

@@ -1,4 +1,4 @@
-"""Signals, images and volumes of which a rank may read its part only: drawn here, or your files."""
+"""Signals, images and volumes, drawn or in files, of which a rank may read only its part."""
 
 from sparsepipe.data.volumes.datamodule import VolumeDataModule
 from sparsepipe.data.volumes.generated import GeneratedVolumes

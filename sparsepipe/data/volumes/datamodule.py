@@ -1,6 +1,6 @@
-"""The LightningDataModule of signals, images and volumes, each rank of which may read a part.
+"""LightningDataModule of signals, images and volumes, of which each rank may read a part.
 
-Shapes: B samples in a batch, S of a split, C channels.
+Shapes: B samples in a batch, S samples of a split, C channels.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ VolumePart: TypeAlias = tuple[slice, ...]
 
 
 class VolumeDataModule(SplitDataModule):
-    """Signals, images or volumes, for training, validation and test.
+    """Data module of signals, images or volumes, for training, validation and test.
 
     A batch is ``dict(input=Tensor [B, C, *sizes], label=[B] or [B, *sizes], index=[B])``; ``index``
-    is the sample's position in its split. The data sets of its loaders are ``VolumeDataset``, of
-    which a rank may read its part only.
+    is the sample's position in its split. Its loaders read from a ``VolumeDataset``, which can be
+    limited to a rank's part of each sample.
 
     Args:
-        root: of the data, if the source reads files.
+        root: folder or csv file of the data, if the source reads files.
         source: class (or partial) called as ``source(root, labels=labels,
             cache=CacheSettings(...))``. It has the names of its ``classes``, the spatial
             ``sample_sizes`` of every sample, ``fingerprint()``, a digest of the samples, and
@@ -43,10 +43,9 @@ class VolumeDataModule(SplitDataModule):
             part in memory, and ``read_label(index, part)``, int64 [*part].
         cache_dir: directory of generated and decompressed samples.
         labels: what has a label, each ``sample`` or each ``voxel``.
-        batch_size: as in ``ShapeDataModule``.
-        num_workers: likewise.
-        val_share: likewise; of every class's samples, or of all where only voxels have labels.
-        seed: likewise.
+        batch_size: as in ``ShapeDataModule``, like ``num_workers`` and ``seed``.
+        val_share: share of every class's samples, or of all where only voxels have labels, kept
+            for validation.
         lock_wait_s: how long to wait for another process that writes the same samples.
     """
 
@@ -78,7 +77,7 @@ class VolumeDataModule(SplitDataModule):
 
     @property
     def sample_sizes(self) -> tuple[int, ...]:
-        """Spatial sizes of every whole sample. Raises a DataError without readable files."""
+        """Spatial sizes of every whole sample; raises a DataError if files cannot be read."""
         return tuple(self._source.sample_sizes)
 
     @property
@@ -95,7 +94,7 @@ class VolumeDataModule(SplitDataModule):
 
 
 class VolumeDataset(Dataset[dict[str, Any]]):
-    """Some samples of a split, indexed by (epoch, index); the epoch has no effect."""
+    """Samples ``indices_S`` of a split, indexed by (epoch, index); the epoch has no effect."""
 
     def __init__(
         self,
@@ -110,9 +109,9 @@ class VolumeDataset(Dataset[dict[str, Any]]):
         self._part = tuple(slice(0, size) for size in sample_sizes)
 
     def read_part(self, slices: Sequence[slice]) -> None:
-        """Read only a part of the spatial dimensions from now on, of inputs and labels of voxels.
+        """Limits reading of inputs and voxel labels to a part of the spatial dimensions.
 
-        Call it before a loader makes an iterator: worker processes get the data set as it is then.
+        It must be called before a loader makes an iterator: workers get the data set as it is then.
         """
         part = list[slice]()
         for each, size in zip(slices, self.sample_sizes, strict=True):
@@ -126,7 +125,7 @@ class VolumeDataset(Dataset[dict[str, Any]]):
         return len(self.indices_S)
 
     def __getitem__(self, access: Access | int) -> dict[str, Any]:
-        """``input`` float32 [C, *part], ``label`` int64 [] or [*part], and ``index``."""
+        """Returns ``input`` float32 [C, *part], ``label`` int64 [] or [*part], and ``index``."""
         position = access[1] if isinstance(access, tuple) else access
         index = int(self.indices_S[position])
         if self.labels == "voxel":

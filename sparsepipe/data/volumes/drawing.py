@@ -1,11 +1,11 @@
-"""Signals, images and volumes that are drawn: overlapping objects of four textures, with noise.
+"""Drawing of signals, images and volumes: overlapping objects of four textures, with noise.
 
-Shapes: D dimensions of a sample, at most three; a piece has some rows of it, which are positions in
-its first dimension.
+Shapes: D dimensions of a sample, at most three. A piece is a range of its rows, which are the
+positions in its first dimension.
 
 A sample has one object of each texture. The largest one lies in front, and its texture is the label
 of the sample. Textures have mean 0 and the same variance, and brightness and contrast of an object
-are random. So neither means nor variances of a sample, or of its parts, tell the label; the local
+are random. So neither means nor variances of a sample, or of its parts, reveal the label; the local
 pattern does, which a small convolutional network learns.
 """
 
@@ -24,7 +24,7 @@ from sparsepipe.data.points import ExactArray, FloatArray
 VERSION = 1
 """Increased with any change to the samples."""
 _WAVELENGTHS = {"fine": (3.0,), "coarse": (9.0,), "woven": (3.0, 9.0), "spiky": (6.0,)}
-"""Wavelengths of each texture's waves, in voxels, so that they are alike in samples of any size."""
+"""Wavelengths of each texture's waves, in voxels and so the same in samples of any size."""
 TEXTURES = tuple(_WAVELENGTHS)
 MIDDLE, STEP = 128, 1 / 32
 """A stored byte ``b`` is the value ``(b - MIDDLE) * STEP``."""
@@ -39,10 +39,10 @@ class DrawnObject:
     """One object of a sample.
 
     Attributes:
-        texture: its index in ``TEXTURES``.
+        texture: index in ``TEXTURES``.
         center_D: position of its middle, in voxels.
         frame_DD: maps a distance from the middle to the frame in which the object is a unit ball.
-        order: of the norm of that ball.
+        order: order of the norm that defines this ball.
         reach_D: no voxel farther from the middle than this belongs to the object.
         waves_2D: directions of the texture's waves, unit vectors; orthogonal if D is not 1.
         stretch: factor of the texture's wavelengths.
@@ -60,7 +60,7 @@ class DrawnObject:
 def draw_objects(
     label: int, sizes: Sequence[int], rng: np.random.Generator
 ) -> tuple[DrawnObject, ...]:
-    """The objects of a sample, from the rearmost to the large one of texture ``label``."""
+    """Draws the objects of a sample, from the rearmost to the large one of texture ``label``."""
     others = [texture for texture in range(len(TEXTURES)) if texture != label]
     small = [
         _draw_object(int(texture), sizes, rng, radius=(0.12, 0.2), middle=(0.1, 0.9))
@@ -109,7 +109,7 @@ def _rotation(dimensions: int, rng: np.random.Generator) -> ExactArray:
 def draw_labels(
     objects: Sequence[DrawnObject], sizes: Sequence[int], rows: slice
 ) -> NDArray[np.uint8]:
-    """Labels of the voxels of a piece: 0 outside all objects, else 1 and the texture in front."""
+    """Returns voxel labels of a piece: 0 outside objects, else 1 + the front object's texture."""
     labels = np.zeros((rows.stop - rows.start, *sizes[1:]), np.uint8)
     for each in objects:
         inner, apart = _box(each, sizes, rows)
@@ -123,7 +123,7 @@ def paint_channel(
     rng: np.random.Generator,
     pieces: Sequence[slice],
 ) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of one channel of a sample, piece by piece."""
+    """Yields the bytes of one channel of a sample, piece by piece."""
     count = len(objects)
     contrasts, brightness = rng.uniform(0.7, 1.3, count), rng.uniform(-0.5, 0.5, count)
     phases_N2 = rng.uniform(0, 2 * np.pi, (count, 2))
@@ -153,9 +153,9 @@ def paint_channel(
 def _box(
     each: DrawnObject, sizes: Sequence[int], rows: slice
 ) -> tuple[tuple[slice, ...], tuple[ExactArray, ...]]:
-    """Slices of the part of a piece that an object may reach, and distances from its middle.
+    """Returns the slices of a piece that an object may reach, and positions in them.
 
-    The distances are those of the positions in each dimension.
+    These are relative to the object's middle, in voxels along each dimension.
     """
     firsts = np.ceil(each.center_D - each.reach_D).astype(int)
     ends = np.floor(each.center_D + each.reach_D).astype(int) + 1
@@ -209,7 +209,7 @@ def _linear_form(
     *,
     turning: bool = False,
 ) -> FloatArray:
-    """``start + sum(factor * place)`` over a box with the given places in each dimension."""
+    """Returns ``start + sum(factor * place)`` for a box with these places along each dimension."""
     total: FloatArray = np.full((1,) * len(places), start, np.float32)
     for axis, place in enumerate(places):
         term = place * factors_D[axis]

@@ -1,4 +1,4 @@
-"""Files of volumes: formats of which a part can be read alone, and formats that are converted once.
+"""Formats of volume files: some can be read in parts, the others are converted once.
 
 ``.npy`` and ``.h5`` files and zarr arrays are read in parts where they lie. ``.tif``, ``.nii`` and
 ``.nii.gz`` files are decompressed into a ``.npy`` file in the cache.
@@ -25,7 +25,7 @@ _ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
 
 
 def suffix_of(path: Path) -> str:
-    """The suffix of a volume, one of ``SUFFIXES``; of an array within a zarr group ``.zarr``."""
+    """Returns a volume's suffix, one of ``SUFFIXES``; ``.zarr`` for an array in a zarr group."""
     found = [suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)]
     if found:
         return max(found, key=len)
@@ -39,7 +39,7 @@ def suffix_of(path: Path) -> str:
 
 @contextmanager
 def open_volume(path: Path) -> Iterator[Any]:
-    """The array of a volume, of which slices can be read; its format is none of ``CONVERTED``."""
+    """Opens the array of a volume, to read slices of it; its format is none of ``CONVERTED``."""
     with _explained(path):
         match suffix_of(path):
             case ".npy":
@@ -57,16 +57,16 @@ def open_volume(path: Path) -> Iterator[Any]:
                 with import_module("h5py").File(path, "r") as file:
                     arrays = [each for each in file.values() if hasattr(each, "shape")]
                     if len(arrays) != 1:
-                        raise ValueError(f"it has {len(arrays)} arrays: {', '.join(file)}")
+                        raise ValueError(f"it has {len(arrays)} arrays, not one: {', '.join(file)}")
                     yield _numeric(arrays[0])
 
 
 def decompress(path: Path, target: Path) -> None:
-    """Write a volume of one of the formats ``CONVERTED`` to a ``.npy`` file.
+    """Writes a volume of one of the formats ``CONVERTED`` to a ``.npy`` file.
 
     Raises:
         DataError: the file is missing or broken, or its package is missing.
-        OSError: the target cannot be written, or space is too little.
+        OSError: the target cannot be written, or the disk is full.
     """
     with _explained(path):
         if suffix_of(path) in (".tif", ".tiff"):
@@ -99,9 +99,9 @@ def _explained(path: Path) -> Iterator[None]:
     except ImportError as error:
         raise DataError(
             f"{path} needs the package {error.name}: {error}",
-            remedy="pip install 'sparsepipe[volumes]', or convert the file to .npy",
+            remedy="run pip install 'sparsepipe[volumes]', or convert the file to .npy",
         ) from error
-    except Exception as error:  # each library has its own
+    except Exception as error:  # each library raises its own types
         raise DataError(
             f"{path} cannot be read as {suffix_of(path)}: {str(error) or type(error).__name__}",
             remedy="write the file again, without compression, or leave it out",

@@ -36,9 +36,10 @@ _PIECE_VOXELS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class MappedSamples:
-    """The samples of a split in two memory-mapped files.
+    """Samples of a split in two memory-mapped files.
 
-    ``inputs`` are uint8 [S, C, *sizes], ``labels`` of voxels uint8 [S, *sizes].
+    ``inputs`` are uint8 [S, C, *sizes], ``labels`` of voxels uint8 [S, *sizes], and ``labels_S`` of
+    samples int64 [S].
     """
 
     inputs: MappedArray
@@ -46,14 +47,14 @@ class MappedSamples:
     labels_S: IntArray
 
     def read_input(self, index: int, part: VolumePart) -> FloatArray:
-        """A part of an input, float32 [C, *part]."""
+        """Returns a part of an input, float32 [C, *part]."""
         values: FloatArray = self.inputs.array[index][(slice(None), *part)].astype(np.float32)
         values -= np.float32(MIDDLE)
         values *= np.float32(STEP)
         return values
 
     def read_label(self, index: int, part: VolumePart) -> IntArray:
-        """Labels of the voxels of a part, int64 [*part]."""
+        """Returns the labels of a part's voxels, int64 [*part]."""
         labels: IntArray = self.labels.array[index][part].astype(np.int64)
         return labels
 
@@ -63,18 +64,18 @@ class GeneratedVolumes:
 
     A sample depends only on the seed, the sizes, its split and its index. Its label is the texture
     of its largest object, and textures alternate, so that all are equally frequent. The label of a
-    voxel is 0 outside all objects, else 1 and the texture in front. Samples are drawn once, into
-    the cache: one byte for a voxel of a channel, and one for its label.
+    voxel is 0 outside all objects, else 1 + the index of the texture in front. Samples are drawn
+    once, into the cache: one byte for each channel of a voxel, and one for its label.
 
     Args:
         root: ignored, because nothing is read.
-        labels: of samples or of voxels.
-        cache: where samples are kept.
-        sizes: one to three, in voxels: of signals, images or volumes.
-        channels: of an input; all show the same objects, each in its own light.
+        labels: whether ``classes`` name labels of samples or of voxels.
+        cache: settings of the cache that keeps the samples.
+        sizes: spatial sizes in voxels: one for signals, two for images, three for volumes.
+        channels: channels of an input; all show the same objects, each in its own light.
         train_samples: number of training samples.
         test_samples: number of test samples.
-        seed: of all samples.
+        seed: seed of all samples.
     """
 
     @checked
@@ -93,9 +94,9 @@ class GeneratedVolumes:
         del root
         if not (1 <= len(sizes) <= 3 and min(sizes) >= 1):
             raise ConfigError(
-                f"data.source.sizes={list(sizes)} is not valid",
+                f"data.source.sizes={list(sizes)} is not a list of one to three positive sizes",
                 remedy="set data.source.sizes to one size for signals, two for images or three for "
-                "volumes, each 1 or more",
+                "volumes, each at least 1",
             )
         self.sample_sizes = tuple(sizes)
         self.classes = ("background", *TEXTURES) if labels == "voxel" else TEXTURES
@@ -104,7 +105,7 @@ class GeneratedVolumes:
         self._settings = [VERSION, self.sample_sizes, channels, seed]
 
     def load(self, split: Split) -> MappedSamples:
-        """The samples of a split, written to the cache first if necessary."""
+        """Returns the samples of a split, after writing them to the cache if necessary."""
         count = self._counts[split]
         digest = digest_values([*self._settings, count])
         folder = self._cache.directory / "volumes" / f"{split}_{digest}"

@@ -35,7 +35,7 @@ _VERSION = 1
 """Increased with any change to decompressed files."""
 ChannelAxis = Literal["first", "last"]
 _LAYOUT = {
-    "voxel": "a folder has inputs and labels with files of equal names; a csv file has the columns "
+    "voxel": "a folder has inputs and labels with files of the same names; a csv file has columns "
     "input and label with their paths; folders train and test, or a column split, divide them",
     "sample": "a folder has one file for each sample in folders of classes; a csv file has the "
     "columns input with paths and label with names of classes; folders train and test, or a column "
@@ -44,16 +44,16 @@ _LAYOUT = {
 
 
 Entry = tuple[Path, Path | int]
-"""The file of an input, and its class or the file of its voxels' labels."""
+"""The file of an input, and its class number or the file of its voxels' labels."""
 Entries = Mapping[Split, Sequence[Entry]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSamples:
-    """Samples of a split that are files.
+    """Samples of a split, each stored in files.
 
-    Of ``inputs`` and ``voxels``, which are the files of voxels' labels, parts can be read: they may
-    be decompressed copies of the user's ``files``.
+    ``inputs`` and ``voxels`` (files of voxel labels; empty where each sample has one label) can be
+    read in part; ``files`` holds the paths of the user's own input files.
     """
 
     inputs: tuple[Path, ...]
@@ -66,7 +66,7 @@ class FileSamples:
     files: tuple[str, ...] = ()
 
     def read_input(self, index: int, part: VolumePart) -> FloatArray:
-        """A part of an input, float32 [C, *part]; no more than it is held in memory."""
+        """Reads a part of an input, float32 [C, *part], without holding more than it in memory."""
         with open_volume(self.inputs[index]) as array:
             if self.channel_axis is None:
                 stored = np.asarray(array[part])[None]
@@ -82,7 +82,7 @@ class FileSamples:
         return values
 
     def read_label(self, index: int, part: VolumePart) -> IntArray:
-        """Labels of the voxels of a part, int64 [*part], which are numbers of classes."""
+        """Returns the class numbers of a part's voxels, int64 [*part]."""
         path = self.voxels[index]
         with open_volume(path) as array:
             stored = np.asarray(array[part])
@@ -91,10 +91,10 @@ class FileSamples:
         in_range = not labels.size or 0 <= labels.min() <= labels.max() < self.num_classes
         if not (is_whole and in_range):
             raise DataError(
-                f"{path} has labels from {stored.min()} to {stored.max()}, which are not whole "
-                f"numbers below {self.num_classes}, the number of classes",
-                remedy="name all classes in data.source.classes, from that of label 0 on; resample "
-                "labels by their nearest neighbours; or correct the file",
+                f"{path} has labels from {stored.min()} to {stored.max()}, which should be whole "
+                f"numbers from 0 to {self.num_classes - 1}, the class numbers",
+                remedy="name all classes in data.source.classes, beginning with that of label 0; "
+                "resample labels with nearest neighbours; or correct the file",
             )
         return labels
 
@@ -103,23 +103,23 @@ class VolumeFiles:
     """Source: ``.npy``, ``.h5``, ``.tif``, ``.nii``, ``.nii.gz`` files and zarr arrays of one size.
 
     ``root`` is a folder or a csv file. With labels of voxels, a folder has ``inputs`` and
-    ``labels`` with files of equal names, whatever their suffixes; with labels of samples, folders
-    of classes. Folders ``train`` and ``test`` within these divide the files; without them every
-    fifth file or so is for testing. A csv file has the columns ``input`` (a path), ``label`` (a
-    path, or the name of a class) and optionally ``split`` (``train`` or ``test``, without it
+    ``labels`` with files of the same names, whatever their suffixes; with labels of samples, it has
+    folders of classes. Folders ``train`` and ``test`` within these divide the files; without them,
+    a fifth of the files is for testing. A csv file has the columns ``input`` (a path), ``label`` (a
+    path, or the name of a class) and optionally ``split`` (``train`` or ``test``; default
     ``train``); paths are relative to the csv file.
 
-    Of ``.npy`` and ``.h5`` files and zarr arrays only the part that a rank needs is read. Files of
-    the other formats are decompressed once, into the cache.
+    From ``.npy`` and ``.h5`` files and zarr arrays, only the part that a rank needs is read. Files
+    of the other formats are decompressed once, into the cache.
 
     Args:
         root: the folder or csv file.
-        labels: of samples or of voxels.
-        cache: where decompressed files and digests are kept.
-        classes: names of the classes. For voxels they are required, from that of label 0 on; for
-            samples, None takes all of the folders or the csv file.
-        channel_axis: ``first`` or ``last`` axis of inputs, if that is their channels; None: they
-            have no such axis.
+        labels: what has a label, each ``sample`` or each ``voxel``.
+        cache: settings of the cache that keeps decompressed files and digests.
+        classes: names of the classes. For voxels they are required, beginning with that of label 0;
+            for samples, None: all of the folders or the csv file.
+        channel_axis: whether the channels are the ``first`` or the ``last`` axis of inputs; None:
+            inputs have no such axis.
         mean: subtracted from inputs. A setting, because a rank that reads a part does not know the
             mean of the whole.
         std: inputs are divided by it afterwards.
@@ -185,15 +185,15 @@ class VolumeFiles:
         dimensions = len(shape) - (self._channel_axis is not None)
         if not 1 <= dimensions <= 3 or min(shape) < 1:
             raise DataError(
-                f"{first} has the shape {list(shape)}, of which {dimensions} are dimensions of "
-                "space",
-                remedy="samples have one to three of them; set data.source.channel_axis to first "
-                "or last if that dimension is of channels, or to null otherwise",
+                f"{first} has the shape {list(shape)}, and so {dimensions} spatial dimensions",
+                remedy="give samples one to three of them, none of size 0; set "
+                "data.source.channel_axis to first or last if that axis is of channels, or else to "
+                "null",
             )
         return shape
 
     def load(self, split: Split) -> FileSamples:
-        """The samples of a split."""
+        """Returns the samples of a split."""
         classes, entries = self._listing[0], self._listing[1][split]
         files = itertools.chain(*zip(*entries, strict=True))  # all inputs, then all labels
         paths = [path for path in files if isinstance(path, Path)]
@@ -204,7 +204,7 @@ class VolumeFiles:
             wanted = self._first_shape if number < len(entries) else self.sample_sizes
             if shape != wanted:
                 raise DataError(
-                    f"{path} has the shape {list(shape)}, not {list(wanted)} as the first input",
+                    f"{path} has the shape {list(shape)}, not {list(wanted)} like the first input",
                     remedy="crop, pad or resample all inputs to one shape, and write one label for "
                     "each voxel, without channels",
                 )
@@ -235,7 +235,7 @@ class VolumeFiles:
         return digest_values([self.classes, contents])
 
     def _readable(self, paths: Sequence[Path]) -> dict[Path, Path]:
-        """For each file the one to read parts of, decompressed into the cache if necessary."""
+        """Maps files to those to read parts of, decompressed into the cache if necessary."""
         compressed = [path for path in dict.fromkeys(paths) if suffix_of(path) in CONVERTED]
         digests = self._digests(compressed)
         folder = self._cache.directory / "volumes" / "decompressed"
@@ -245,7 +245,7 @@ class VolumeFiles:
         return {path: targets.get(path, path) for path in paths}
 
     def _digests(self, paths: Sequence[Path]) -> dict[Path, str]:
-        """Digests of the contents of volumes; a zarr array is a directory of files."""
+        """Maps volumes to digests of their contents; a zarr array is a directory of files."""
         files = {
             path: sorted(filter(Path.is_file, path.rglob("*"))) if path.is_dir() else [path]
             for path in dict.fromkeys(paths)
@@ -306,7 +306,7 @@ def _in_table(
     rows = read_table(path, columns=("input", "label"))
     if labels == "sample" and not classes:
         found = {row["label"] for row in rows}
-        # Numbers in their order, not 1, 10, 2.
+        # Numbers are sorted by value, not as 1, 10, 2.
         as_numbers = all(name.isdecimal() for name in found)
         classes = tuple(sorted(found, key=lambda name: (int(name) if as_numbers else 0, name)))
     entries: dict[Split, list[Entry]] = {split: [] for split in SPLITS}
@@ -317,7 +317,7 @@ def _in_table(
             label = classes.index(row["label"])
         else:
             raise DataError(
-                f"{path}, line {line}, has the label {row['label']!r}, which is no class",
+                f"{path}, line {line}, has the label {row['label']!r}, which is not a class",
                 remedy="correct it, or name all classes in data.source.classes",
             )
         entries["test" if row.get("split") == "test" else "train"].append(

@@ -96,11 +96,11 @@ def test_labels_of_targets_are_for_evaluations(
     write_images(studio / "scanner")
     data = ready(images(studio, tmp_path / "cache"))
     data.setup("test")
-    said = "labels of the targets scanner are ignored in training, and used in evaluations only"
+    said = "labels of the targets scanner are ignored in training"
     assert caplog.text.count(said) == 1
     chosen = images(studio, tmp_path / "cache", targets=["scanner"])
     assert chosen.domains == ("studio", "scanner")
-    with pytest.raises(ConfigError, match=r"data\.targets=\['studio'\], and the targets are"):
+    with pytest.raises(ConfigError, match=r"data\.targets=\['studio'\], but"):
         images(studio, tmp_path / "cache", targets=["studio"])
 
 
@@ -158,7 +158,7 @@ Change = Callable[[Path], object]
         (
             lambda root: [shutil.rmtree(root / name) for name in ("phone", "scanner")],
             {},
-            "has studio, and so no two domains",
+            "has the folders studio, but",
         ),
     ],
 )

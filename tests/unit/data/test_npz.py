@@ -67,13 +67,13 @@ def test_real_bundle_fills_the_known_number_of_voxels(
     [
         ({"labels": None}, "lacks labels"),
         ({"labels": np.zeros(12)}, "labels are not 12 whole numbers"),
-        ({"labels": np.full(12, 7)}, "labels up to 7 for 3 classes"),
+        ({"labels": np.full(12, 7)}, "up to 7 for 3 classes"),
         ({"points": np.zeros((12, 5))}, r"numbers \[shapes, points, 3\]"),
         ({"points": np.full((12, 5, 3), np.nan)}, "points are not finite, the first ones in row 0"),
         ({"points": np.full((12, 5, 3), "x")}, "are not numbers"),
         ({"scale": np.float32(0)}, "not a positive number"),
         ({"offset": np.array([0, np.inf, 0])}, "offset is not finite"),
-        ({"names": np.array(["one"])}, r"12 shapes, but names of \(1,\)"),
+        ({"names": np.array(["one"])}, r"shape \(1,\), not \(12,\)"),
     ],
 )
 def test_bundles_whose_arrays_do_not_fit(

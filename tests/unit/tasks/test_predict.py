@@ -218,7 +218,7 @@ def test_files_that_are_found(place: Path) -> None:
     [
         ("nowhere", ConfigError, "no file or folder matches nowhere"),
         ("outputs/*/*/*.json", ConfigError, r"names no shape file, but \d+ .json"),
-        ("new/b.png", DataError, "new/b.png has no suffix of a format that holds a shape"),
+        ("new/b.png", DataError, "new/b.png does not have the suffix"),
         ("null", ConfigError, "task=predict needs input"),
     ],
 )
