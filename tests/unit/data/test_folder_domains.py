@@ -145,14 +145,14 @@ Change = Callable[[Path], object]
         (
             lambda root: None,
             {"source": None},
-            r"data\.source is not set, .* has phone, scanner, studio",
+            r"data\.source is not set.* phone, scanner, studio",
         ),
         (lambda root: None, {"source": "moon"}, "'moon' is not a domain"),
         (lambda root: None, {"source": "phone"}, "the source phone has samples without labels"),
         (
             lambda root: (root / "studio" / "red").rename(root / "studio" / "rot"),
             {},
-            "the domain scanner has the classes green, red, the source green, rot",
+            "the domain scanner has the classes green, red, but the source has green, rot",
         ),
         (lambda root: (root / "empty").mkdir(), {}, "empty has no train files"),
         (

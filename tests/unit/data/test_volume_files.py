@@ -241,7 +241,11 @@ V1 = "inputs/train/v1.npy"
     [
         ("npy", lambda root: (root / "labels/train/v1.npy").unlink(), "no label for train/v1"),
         ("npy", replaced("labels/train/v1.npy", np.zeros((6, 5, 7), np.uint8)), r"\[6, 5, 7\]"),
-        ("npy", replaced("inputs/train/v0.npy", np.zeros((*SIZES, 2))), "of which 4 are dimensio"),
+        (
+            "npy",
+            replaced("inputs/train/v0.npy", np.zeros((*SIZES, 2))),
+            "and so 4 spatial dimensions",
+        ),
         ("npy", replaced(V1, np.zeros(SIZES, np.complex64)), "values of type complex64"),
         ("h5", lambda root: write_h5(root / "inputs/train/v0.h5", volume(0), 2), "has 2 arrays"),
         *((each, cut(f"inputs/train/v1.{each}"), f"v1.{each} ") for each in ("npy", "h5", "zarr")),
@@ -276,7 +280,10 @@ def test_a_missing_package_is_named(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (np.full(SIZES, 3, np.uint8), "labels from 3 to 3, which are not whole numbers below 3"),
+        (
+            np.full(SIZES, 3, np.uint8),
+            "labels from 3 to 3, which should be whole numbers from 0 to 2",
+        ),
         (np.full(SIZES, -1, np.int16), "labels from -1 to -1"),
         (np.full(SIZES, 0.5, np.float32), "labels from 0.5 to 0.5"),
     ],
