@@ -106,7 +106,7 @@ class Optimised(pl.LightningModule):
         if not isinstance(schedule, LRSchedule | None):
             raise ConfigError(
                 f"the learning-rate schedule is of the type {type(schedule).__name__}, which "
-                "builds no scheduler",
+                "cannot build a scheduler",
                 remedy="name a class of torch.optim.lr_scheduler with _partial_: true, or "
                 "sparsepipe.models.LRSchedule",
             )

@@ -27,7 +27,7 @@ _BLOCKS = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
 _LEAST = 2 ** len(_BLOCKS)
 """Smallest height and width of an image, in pixels."""
 _SKIPS = (3, 4)
-"""Numbers of the pools whose outputs are kept for later."""
+"""Pools, counted from 1, whose outputs are kept for later."""
 _FULL = 4096
 
 

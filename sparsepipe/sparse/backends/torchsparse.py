@@ -143,7 +143,7 @@ class _DifferentiableOnce(torch.autograd.Function):
             raise BackendError(
                 "torchsparse's convolutions have no second derivative, which create_graph=True "
                 "requires (in a gradient penalty, for example)",
-                remedy="use backend=native for these layers, which has second derivatives",
+                remedy="use backend=native, which has second derivatives, for these layers",
             )
         return gradient
 
