@@ -19,13 +19,13 @@ from sparsepipe.models.dsn import DomainSeparationNetwork
 
 
 def build_inventory(spec: RunSpec) -> Inventory:
-    """The hardware of a configuration, on processors where it is emulated."""
+    """Builds the inventory of a configuration's hardware, of CPUs where it is emulated."""
     target = spec.inventory_target
     inventory = inventory_seen_by_sweep(target) or target.build()
     if not isinstance(inventory, Inventory):
         raise ConfigError(
-            f"hardware builds a {type(inventory).__name__}",
-            remedy="name a function that returns a sparsepipe.cluster.Inventory",
+            f"hardware builds a {type(inventory).__name__}, not a sparsepipe.cluster.Inventory",
+            remedy="name a function that returns an inventory",
         )
     emulation = spec.emulation
     if emulation is None:
@@ -34,38 +34,38 @@ def build_inventory(spec: RunSpec) -> Inventory:
 
 
 def build_data(spec: RunSpec) -> pl.LightningDataModule:
-    """The data module of a configuration."""
+    """Builds the data module of a configuration."""
     data = spec.data.build()
     if not isinstance(data, pl.LightningDataModule):
         raise ConfigError(
-            f"data builds a {type(data).__name__}",
-            remedy="name a pytorch_lightning.LightningDataModule",
+            f"data builds a {type(data).__name__}, not a pytorch_lightning.LightningDataModule",
+            remedy="name a class of data modules, or a function that returns one",
         )
     return data
 
 
 def ready_data(spec: RunSpec) -> str:
-    """Prepares the data and returns their fingerprint."""
+    """Prepares the data and returns their fingerprint, or their path if they have none."""
     data = build_data(spec)
     data.prepare_data()
     fingerprint = getattr(data, "fingerprint", None)
-    # The settings are in the identity anyway; where the data lie is all that is left.
+    # The settings are in the identity anyway; only the place of the data is left.
     return str(fingerprint() if fingerprint else spec.data.get("root"))
 
 
 def num_classes_of(data: pl.LightningDataModule) -> int:
-    """Classes of prepared data; 0 where they have none."""
+    """Number of classes of prepared data; 0 without classes."""
     return int(getattr(data, "num_classes", len(getattr(data, "classes", ()))))
 
 
 def build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningModule:
-    """The LightningModule: a layer list wrapped in the classifier, or a module as it is."""
+    """Builds the LightningModule; a plain network is wrapped in one."""
     taken, channels = spec.model.get("in_channels"), getattr(data, "in_channels", None)
     if None not in (taken, channels) and taken != channels:
         what = f"samples of these data have {channels} channel{'s' if channels != 1 else ''}"
         if isinstance(data, ShapeDataModule):
-            what = "voxels of these data have 1 feature, the constant 1: of meshes and clouds only"
-            what += " coordinates are read, no normals or colours"
+            what = "voxels of these data have 1 feature, the constant 1: only coordinates are read"
+            what += " from meshes and clouds, no normals or colours"
         raise ConfigError(
             f"model.in_channels={taken}, but {what}", remedy=f"set model.in_channels={channels}"
         )
@@ -73,8 +73,8 @@ def build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningMod
     if (own := spec.model.get("num_classes")) is not None and own < num_classes:
         raise ConfigError(
             f"model.num_classes={own}, but the data have {num_classes} classes",
-            remedy="leave model.num_classes out, which follows from the data; to train on fewer "
-            "classes, choose them in the data",
+            remedy="leave model.num_classes out, since it follows from the data; to train on "
+            "fewer classes, choose them in the data",
         )
     given = {"num_classes": num_classes, "class_names": classes}
     if (domains := getattr(data, "domains", None)) is not None:
@@ -84,7 +84,7 @@ def build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningMod
 
 
 def _wrapped(model: Any, spec: RunSpec, given: Mapping[str, Any]) -> pl.LightningModule:
-    """The LightningModule of a network, which is built with the given arguments."""
+    """Wraps a network, built with ``given`` among its arguments, in a LightningModule."""
     settings = {"optimizer": spec.optim.optimizer, "schedule": spec.optim.schedule}
     built: dict[str, Any] = {name: t and t.build() for name, t in settings.items()}
     module: pl.LightningModule
@@ -99,15 +99,15 @@ def _wrapped(model: Any, spec: RunSpec, given: Mapping[str, Any]) -> pl.Lightnin
         module, network = Classifier(model, **built, **arguments), "layers"
     else:
         raise ConfigError(
-            f"model builds a {type(model).__name__}",
-            remedy="name a function that returns an nn.Sequential, or a LightningModule",
+            f"model builds a {type(model).__name__}, not an nn.Sequential or a LightningModule",
+            remedy="name a class or function that builds one of these",
         )
     taken = spec.model.parameters.types
     node = spec.model.replace(
         **{k: v for k, v in given.items() if k in taken and spec.model.get(k) is None}
     )
     nodes = {name: target and target.to_dict() for name, target in settings.items()}
-    # Not for the logger, which gets the whole configuration from the task.
+    # logger=False, since the task gives loggers the whole configuration.
     module.save_hyperparameters({network: node.to_dict(), **nodes, **arguments}, logger=False)
     return module
 
@@ -115,11 +115,11 @@ def _wrapped(model: Any, spec: RunSpec, given: Mapping[str, Any]) -> pl.Lightnin
 def refuse_further_outputs(
     spec: RunSpec, data: pl.LightningDataModule, module: pl.LightningModule
 ) -> None:
-    """Raises a ConfigError for a test of a network of ours with more outputs than classes."""
+    """Raises a ConfigError for a test of a Classifier with more outputs than the data's classes."""
     own, num_classes = spec.model.get("num_classes"), num_classes_of(data)
     if isinstance(module, Classifier) and own is not None and own > num_classes:
         raise ConfigError(
-            f"model.num_classes={own}, but the data have {num_classes} classes, by which a test "
-            "counts",
-            remedy="leave model.num_classes out, which follows from the data",
+            f"model.num_classes={own}, but the data have {num_classes} classes, and a test needs "
+            "as many outputs",
+            remedy="leave model.num_classes out, since it follows from the data",
         )

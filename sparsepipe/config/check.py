@@ -1,6 +1,6 @@
 """Checks a composed configuration against the schema and the signatures of its targets.
 
-Everything wrong is reported at once, each with the nearest name or the expected type.
+All problems are reported at once, each with the nearest name or the expected type.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _INSTRUCTIONS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Checks a resolved configuration.
+    """Checks a resolved configuration; raises a ConfigError with all problems.
 
-    Targets are imported only when all else is sound.
+    Targets are imported only if everything else is valid.
     """
     problems = [*check_fields(config, Config), *_misspelt(config)]
     if not problems:
@@ -42,7 +42,7 @@ def check(config: Mapping[str, Any]) -> None:
 def check_names(raw: Mapping[str, Any]) -> None:
     """Refuses keys that source files show to be unknown, before any import or interpolation.
 
-    Groups that a checkpoint's training replaces are left out.
+    Groups that the training of a ``checkpoint`` replaces are not checked.
     """
     replaced = GROUPS if raw.get("checkpoint") is not None else ()
     config = {key: value for key, value in raw.items() if key not in replaced}
@@ -51,7 +51,7 @@ def check_names(raw: Mapping[str, Any]) -> None:
 
 
 def check_task(value: Mapping[str, Any]) -> None:
-    """Checks the task alone, for one that reads nothing else of the configuration."""
+    """Checks only the task's node, for a task that reads nothing else of the configuration."""
     _refuse([*_check_node(value, _descriptions()["task"], "task")])
 
 
@@ -68,7 +68,7 @@ _adapter = functools.cache(TypeAdapter[Any])
 
 
 def check_fields(value: Any, schema: type) -> Iterator[str]:
-    """What is wrong with values that are to be a dataclass's fields, each in words."""
+    """Describes each problem of a mapping that should have the fields of a dataclass."""
     try:
         _adapter(schema).validate_json(json.dumps(value))
         return
@@ -76,7 +76,7 @@ def check_fields(value: Any, schema: type) -> Iterator[str]:
         errors = error.errors()
     by_path: dict[tuple[str, ...], list[Any]] = {}
     for each in errors:
-        keys, inner = list[str](), value  # a union's location goes on with the names of its types
+        keys, inner = list[str](), value  # within a union, the location goes on with names of types
         for part in each["loc"]:
             if not isinstance(inner, Mapping) and keys:
                 break
@@ -100,7 +100,7 @@ def check_fields(value: Any, schema: type) -> Iterator[str]:
 
 
 def unknown_key(name: Any, known: Iterable[str], *, path: Iterable[str] = ()) -> str:
-    """The message of an unknown key, with the nearest name."""
+    """The message about an unknown key below ``path``, with the nearest of the known names."""
     prefix = "".join(f"{part}." for part in path)
     return f"unknown key '{prefix}{name}'{nearest(str(name), known, prefix=prefix, lists=True)}"
 
@@ -138,7 +138,7 @@ def _nodes(
 
 @functools.cache
 def _descriptions() -> dict[str, Node]:
-    """The nodes of the schema by their paths; ``*`` stands for any name."""
+    """The nodes of the schema by their dotted paths; ``*`` stands for any name."""
     found: dict[str, Node] = {}
     schemas = typing.get_type_hints(Config)
     for prefix in ("", "parallel.", "optim."):
@@ -150,7 +150,7 @@ def _descriptions() -> dict[str, Node]:
 
 
 def node_in(hint: Any) -> Iterator[Node]:
-    """The description of nodes in a type hint of the schema, if any."""
+    """Yields the descriptions of nodes within a type hint of the schema."""
     yield from (each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Node))
     for inner in typing.get_args(hint):
         yield from node_in(inner)

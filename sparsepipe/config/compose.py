@@ -1,6 +1,6 @@
 """From the command line to a checked, plain configuration.
 
-Hydra composes; its complaints about names are replaced by ours, which name the nearest valid one.
+Hydra composes; our errors, which suggest the nearest valid name, replace its own about names.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
 
 def _listed_devices(hardware: DictConfig | None) -> int | str:
-    """How many devices a node of ``hardware`` lists; "any" where it finds them out later."""
+    """Number of devices that a node of ``hardware`` lists; "any" where it lists none."""
     hosts = OmegaConf.select(hardware, "value.hosts") if hardware is not None else None
     try:
         return (
             sum(int(device["count"]) for host in hosts or () for device in host["devices"]) or "any"
         )
-    except (KeyError, TypeError, ValueError, OverflowError):  # reported later
+    except (KeyError, TypeError, ValueError, OverflowError):  # malformed, which is reported later
         return "any"
 
 
 def _sweep_or(name: str) -> str:
-    """The sweep of a job by ``name`` and its command, without a time, so that a restarted sweep is
-    the same one.
+    """Within a sweep, ``name`` and a name of its command; without a time, so that it stays the same
+    when the sweep is restarted.
     """
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return name
@@ -72,7 +72,7 @@ def _sweep_or(name: str) -> str:
 
 
 _RESOLVERS: Mapping[str, Callable[..., Any]] = {
-    "expanded": lambda path: str(expanded(path)),  # before our own code sees any path
+    "expanded": lambda path: str(expanded(path)),  # before our own code gets a path
     "listed_devices": _listed_devices,
     "choose": lambda options, name, otherwise=None: {str(k): v for k, v in options.items()}.get(
         str(name), otherwise
@@ -83,7 +83,7 @@ _RESOLVERS: Mapping[str, Callable[..., Any]] = {
 for _name, _resolver in _RESOLVERS.items():
     OmegaConf.register_new_resolver(_name, _resolver, replace=True)
 
-# A dotted key, or the one key of ours that takes a mapping and may start empty.
+# A dotted key, or ``callbacks={...}``: the only plain key whose mapping may be empty at first.
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks(?=={)|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
 _PLUGIN = re.compile(r"Could not find 'hydra/(launcher|sweeper)/(\w+)'")
 _EXTRAS = {
@@ -92,13 +92,13 @@ _EXTRAS = {
     "submitit_local": "slurm",
     "submitit_slurm": "slurm",
 }
-"""Extras of this package that bring launchers and sweepers."""
+"""Extras of this package that install Hydra's launchers and sweepers."""
 _PRINTED_WIDTH = (100, 24)  # columns and rows without a terminal
 STUDY = "paper"
-"""Key of an experiment's file with the settings of the paper's studies."""
+"""Key of an experiment's file with settings of the papers' studies."""
 KEY = "instead_of_scale"
-"""Key below it: overrides by scale, of experiments that compute with recorded measurements: files
-of ``conf/scale`` would change what these figures mean.
+"""Key below ``STUDY``: overrides by scale, for experiments that compute with recorded measurements.
+Files of ``conf/scale`` would change what their figures mean.
 """
 
 
@@ -115,7 +115,7 @@ def config_dir() -> Path:
 
 
 def config_loader(arguments: Sequence[str] = ()) -> ConfigLoader:
-    """Knows the groups of :func:`own_directories`."""
+    """Hydra's loader of configurations in the :func:`own_directories` of a command."""
     path = create_config_search_path(str(config_dir()))
     for directory in own_directories(arguments)[1:]:
         where = f"file://{directory.absolute()}"
@@ -124,7 +124,7 @@ def config_loader(arguments: Sequence[str] = ()) -> ConfigLoader:
 
 
 def own_directories(arguments: Sequence[str]) -> list[Path]:
-    """The directory of our groups, and those that ``--config-dir`` names in a command."""
+    """The package's directory of groups, and directories given with ``--config-dir``."""
     pairs = [item.partition("=")[::2] for item in arguments if "=" in item]
     pairs += itertools.pairwise(arguments)
     given = (value for option, value in pairs if option in ("--config-dir", "-cd"))
@@ -132,22 +132,22 @@ def own_directories(arguments: Sequence[str]) -> list[Path]:
 
 
 def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of a command and its overrides, which Hydra takes behind all options.
+    """Splits a command into options and overrides, which Hydra takes only after all options.
 
-    So ``sparsepipe data=shapes -m seed=0,1`` is the sweep that it looks like.
+    So ``sparsepipe data=shapes -m seed=0,1`` is a sweep, as it looks.
     """
     overrides = [*get_args_parser().parse_intermixed_args(list(arguments)).overrides]
     return [word for word in arguments if word not in overrides], overrides
 
 
 def admit(arguments: Sequence[str]) -> list[str]:
-    """Command-line arguments such that every dotted ``key=value`` reaches the schema.
+    """Rewrites command-line arguments so that every dotted ``key=value`` reaches the schema.
 
-    Hydra refuses keys that the composed files leave out, even where the schema knows them;
-    with its ``++`` prefix it takes them, and :func:`check` decides. Nor does it take a path
-    that begins with ``~`` unless it is quoted. Experiments may have something else in the place
-    of a scale. A node that a mapping names anew (``optim.schedule={_target_: ...}``) is replaced,
-    where Hydra would mix the keys of both.
+    Hydra refuses keys that the composed files leave out, even if the schema knows them; with the
+    prefix ``++`` it accepts them, and :func:`check` decides. Paths that begin with ``~`` are
+    quoted, without which Hydra refuses them. A scale is replaced as :func:`in_place_of_scale` says.
+    A node given as a mapping (``optim.schedule={_target_: ...}``) replaces the composed one, where
+    Hydra would mix the keys of both.
     """
     admitted = []
     for item in map(_with_home_quoted, in_place_of_scale(arguments)):
@@ -165,9 +165,9 @@ def admit(arguments: Sequence[str]) -> list[str]:
 
 
 def in_place_of_scale(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with the experiment's overrides in place of their scale, if it has some.
+    """Replaces ``scale=...`` with the overrides that the experiment has for this scale, if any.
 
-    Keys and groups that the arguments set stay as they have them.
+    Overrides of keys and groups that the arguments set are left out.
     """
     given = {name.lstrip("+"): value for name, _, value in (a.partition("=") for a in arguments)}
     file = config_dir() / "experiment" / f"{given.get('experiment')}.yaml"
@@ -187,14 +187,14 @@ def _with_home_quoted(argument: str) -> str:
 
 
 def resolve(config: DictConfig, *, given: Sequence[str] | None = None) -> RunSpec:
-    """The composed configuration, checked and parsed.
+    """Checks and parses a composed configuration.
 
-    What ``from_run`` and, for a task that measures a checkpoint, its training record counts but
-    for what the overrides set.
+    Values recorded by the run of ``from_run`` and, for a task that measures a checkpoint, by its
+    training replace composed ones, but not those that overrides set.
 
     Args:
-        config: as Hydra has composed it.
-        given: the overrides it was composed with; None: those of Hydra's job.
+        config: the configuration as Hydra composed it.
+        given: the overrides that it was composed with; None: those of Hydra's job.
     """
     job = HydraConfig.get() if HydraConfig.initialized() else None
     if given is None:
@@ -221,10 +221,9 @@ def resolve(config: DictConfig, *, given: Sequence[str] | None = None) -> RunSpe
         plain.pop(key, None)
     if study.get(KEY) is not None and plain.get("scale") is not None:
         raise ConfigError(
-            f"{plain['name']} has no scales of its own: it computes with what was measured "
-            "elsewhere",
-            remedy="sweep it without other experiments, where scale= narrows what it sweeps, or "
-            "give no scale=",
+            f"{plain['name']} has no scales of its own: it computes with recorded measurements",
+            remedy="sweep it without other experiments, so that scale= narrows what it sweeps, or "
+            "leave scale= out",
         )
     if job is not None:
         words = (str(word).lstrip("+") for word in job.overrides.task)
@@ -245,14 +244,17 @@ def _unresolved(config: DictConfig) -> dict[str, Any]:
 def explain(
     error: Exception, overrides: Sequence[str], *, command: Sequence[str] = ()
 ) -> ConfigError | None:
-    """The error that explains why Hydra could not compose; None for errors of other kinds.
+    """Returns an error that explains why Hydra could not compose; None for errors of other kinds.
 
     Args:
-        error: of Hydra, OmegaConf or the YAML of a file.
-        overrides: that Hydra was given.
-        command: all arguments as somebody gave them; empty: the overrides.
+        error: raised by Hydra, by OmegaConf or for the YAML of a file.
+        overrides: the overrides that Hydra got.
+        command: all arguments as the user gave them; empty: the overrides.
     """
-    own = ("Config group override must", "Only one of --run")  # of no class of their own
+    own = (
+        "Config group override must",
+        "Only one of --run",
+    )  # plain exceptions of Hydra
     kinds = HydraException | OmegaConfBaseException | yaml.YAMLError
     if not isinstance(error, kinds) and not str(error).startswith(own):
         return None
@@ -269,7 +271,7 @@ def explain(
             f"hydra/{missing[1]}={missing[2]} is not installed",
             remedy=f"pip install 'sparsepipe[{extra}]'"
             if extra
-            else "install the plugin of Hydra that has it, or name another",
+            else "install the Hydra plugin that provides it, or name another",
         )
     for override in _parse(overrides):
         if override.is_sweep_override() and line.startswith("Ambiguous value"):
@@ -277,18 +279,18 @@ def explain(
             as_list, as_text = shlex.quote(f"{key}=[{value}]"), shlex.quote(f'{key}="{value}"')
             return ConfigError(
                 f"{override.input_line} has several values",
-                remedy=f"to sweep over them add -m: {shlex.join(['sparsepipe', '-m', *command])}; "
-                f"a list is {as_list}, a text with commas {as_text}",
+                remedy=f"add -m to sweep over them: {shlex.join(['sparsepipe', '-m', *command])}; "
+                f"write a list as {as_list}, a text with commas as {as_text}",
             )
     return ConfigError(
         f"the configuration cannot be composed: {line}",
-        remedy="give settings as key=value, with quotes around a value with spaces or signs of "
-        "Hydra's grammar; `sparsepipe --help` lists groups and options",
+        remedy="give settings as key=value, with quotes around a value with spaces or "
+        "characters of Hydra's grammar; `sparsepipe --help` lists groups and options",
     )
 
 
 def _name_problem(override: Override, groups: Mapping[str, Sequence[str]]) -> str | None:
-    """Describes a fault of an override's group, option or key; None if it has none."""
+    """Describes what is wrong with an override's group, option or key; None if nothing is."""
     name, value = override.key_or_group, override.value()
     if name not in groups:
         known = sorted({*groups, *Config.__dataclass_fields__})
@@ -309,7 +311,7 @@ def _name_problem(override: Override, groups: Mapping[str, Sequence[str]]) -> st
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
-    """Those that can be read; Hydra reports the others."""
+    """Parses the overrides that Hydra can parse; it reports the others itself."""
     parser, found = OverridesParser.create(), []
     for item in map(_with_home_quoted, overrides):
         with suppress(HydraException):
@@ -319,15 +321,15 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 
 def _first_line(error: BaseException) -> str:
     if isinstance(error, yaml.YAMLError):
-        return " ".join(str(error).split())  # with the file and its line
+        return " ".join(str(error).split())  # names the file and the line
     text = str(error).strip() or str(error.__cause__ or "").strip()
     return text.partition("\n")[0] or type(error).__name__
 
 
 def printed_text(config: DictConfig, sources: Iterable[ConfigSourceInfo]) -> str | None:
-    """The text of a task that only prints, such as ``task=list``; None where it makes a run.
+    """The text of a task that only prints, such as ``task=list``; None for one that makes a run.
 
-    But for the task, the configuration is not resolved: that may require what is missing.
+    Only the task's node is resolved, since others may lack required values.
     """
     raw = _unresolved(config)
     check_names(raw)
@@ -344,7 +346,7 @@ def printed_text(config: DictConfig, sources: Iterable[ConfigSourceInfo]) -> str
 
 
 def refuse_printing_task(spec: RunSpec) -> None:
-    """Raises a ConfigError for a task that only prints: it makes no run."""
+    """Raises a ConfigError for a task that only prints, which cannot be a sweep's job."""
     if getattr(spec.task.locate(), "prints_only", False):
         raise ConfigError(
             "every job of a sweep would print the same", remedy="give this task without -m"

@@ -1,7 +1,7 @@
-"""A finished run's configuration under the overrides of another command.
+"""A finished run's configuration, merged with the overrides of another command.
 
-``--from RUN`` begins with all of it, tasks that measure a checkpoint with model, data and backend
-of its training.
+``--from RUN`` starts from all of it; tasks that measure a checkpoint start from the model, data and
+backend of its training.
 """
 
 from __future__ import annotations
@@ -38,35 +38,35 @@ from sparsepipe.utils.files import expanded
 log = logging.getLogger(__name__)
 
 RECORD = "sparsepipe"
-"""Key of a checkpoint with the configuration of its training."""
+"""Key of a checkpoint below which it has the configuration of its training."""
 CLASSES = "classes"
-"""Name in ``task.allow`` of the classes and their order."""
+"""Name in ``task.allow`` for the classes and their order."""
 GROUPS = ("model", "data", "backend")
 """Groups that are taken from a checkpoint's training."""
 _VALUES = ("representation", "seed")
 _PRECISION = "trainer.precision"
 FROM_RUN = "from_run"
-"""Key of a configuration that names the run with which it begins."""
+"""Key with the configuration file of the run that was given with ``--from``."""
 NOT_REPLAYED = ("checkpoint", "data.cache_dir", "data.root", "input", "paths")
-"""Keys and groups that a run does not record as overrides, and ``--from`` takes from its values."""
+"""Keys and groups not among a run's recorded overrides; ``--from`` takes them from its values."""
 NOT_RECORDED = (*NOT_REPLAYED, "force", FROM_RUN, "hydra", "logger")
 """Prefixes of overrides and groups that a run does not record."""
 _FLAG = "--from"
 _SAMPLES = (
     *("batch_size", "strict", "val_share", "seed", "sampling_seed", "augment", "source", "split"),
-    "evaluated",  # domains
+    "evaluated",  # of data of several domains
 )
-"""Keys of data that decide which samples are read, and how many at a time, but not what is made
-of one: an evaluation may differ from the training in them."""
+"""Keys of data that decide which samples are read, and how many at a time, but not how one is
+processed: an evaluation may differ from the training in them."""
 _PLACES = ("cache_dir", "root", "split")
 """Keys within data that may be paths."""
 
 
 def replayed(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
-    """The arguments, with a run's overrides and a key that names it in place of ``--from RUN``.
+    """Replaces ``--from RUN`` with a key that names the run and the run's overrides.
 
-    They stand before those of the command, so that what follows from one setting still does. A
-    group that the command chooses takes the place of all that the run had in it.
+    These come before the command's own, so that settings which follow from others still do. A
+    group that the command chooses replaces everything that the run had set in it.
 
     Args:
         arguments: of the command line.
@@ -84,7 +84,7 @@ def replayed(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
     config = expanded("".join(words[place + 1 : place + 2]))
     config = config if config.is_file() else config / "config.yaml"
     del words[place : place + 2]
-    remedy = f"name a run's directory, or its config.yaml, behind {_FLAG}"
+    remedy = f"name a run's directory, or its config.yaml, after {_FLAG}"
     with reading.explained(config, "configuration of a run", error=ConfigError, remedy=remedy):
         command = reading.mapping(read_settings(config).get("hydra"), "hydra")
         recorded = list(map(str, reading.listing(command.get("overrides"), "overrides")))
@@ -104,7 +104,7 @@ def replayed(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
 
 
 def begun_from(raw: Mapping[str, Any], given: Sequence[str]) -> dict[str, Any]:
-    """A composed configuration, with what the run of its ``from_run`` records as values only."""
+    """A composed configuration with the :data:`NOT_REPLAYED` values of its ``from_run`` run."""
     if not raw.get(FROM_RUN):
         return dict(raw)
     recorded = read_settings(Path(raw[FROM_RUN]))
@@ -116,15 +116,15 @@ def as_trained(raw: Mapping[str, Any], given: Sequence[str], training: Training)
     """A composed configuration with the model, the data and the backend of a training.
 
     Args:
-        raw: plain values with their interpolations.
-        given: overrides; what they set stays, be it a key or one of these groups as a whole.
-        training: takes the place of all else in these groups.
+        raw: the composed values, with unresolved interpolations.
+        given: the command's overrides; the keys and whole groups that they set stay.
+        training: the training that provides all other values of these groups.
     """
     keys, then = _set_by(given), training.values
-    values = _VALUES[1:] if "model" in keys else _VALUES  # a model sets its representation
+    values = _VALUES[1:] if "model" in keys else _VALUES  # a new model sets its own
     kept = _merged(raw, then, (*GROUPS, *values, _PRECISION), keys)
     for group, name in itertools.product(("model", "data"), _VALUES):
-        # data.seed follows seed, where it did in the training.
+        # data.seed still follows seed if it did in the training.
         ours, theirs = (each.get(group) or {} for each in (raw, then))
         follows = (
             ours.get(name) == f"${{{name}}}" and name in theirs and theirs[name] == then.get(name)
@@ -137,7 +137,7 @@ def as_trained(raw: Mapping[str, Any], given: Sequence[str], training: Training)
 def _set_by(given: Sequence[str]) -> set[str]:
     """The keys and groups that overrides set."""
     found: set[str] = set()
-    with suppress(HydraException):  # which Hydra has raised before
+    with suppress(HydraException):  # which Hydra has already reported
         for override in OverridesParser.create().parse_overrides(list(given)):
             name, value = override.key_or_group, override.value()
             below = flatten(value) if isinstance(value, dict) else {}
@@ -148,7 +148,7 @@ def _set_by(given: Sequence[str]) -> set[str]:
 def _merged(
     raw: Mapping[str, Any], recorded: Mapping[str, Any], names: Iterable[str], keys: set[str]
 ) -> dict[str, Any]:
-    """Composed values, with recorded ones at some dotted keys and groups, but for set keys."""
+    """Composed values, with recorded ones at the keys and groups ``names``, except at ``keys``."""
     ours, theirs, kept = flatten(raw), flatten(_escaped(recorded)), copy.deepcopy(dict(raw))
     for name in names:
         taken = {k: v for k, v in theirs.items() if is_below(k, (name,)) and not is_below(k, keys)}
@@ -161,7 +161,7 @@ def _merged(
 
 
 def _escaped(value: Any) -> Any:
-    """Resolved values such that OmegaConf resolves nothing in them."""
+    """Escapes interpolations in resolved values, which OmegaConf would resolve."""
     if isinstance(value, Mapping):
         return {key: _escaped(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -183,10 +183,11 @@ class Training:
 
 
 def training_of(source: str) -> Training | None:
-    """The configuration of a checkpoint's training, from its run or else from the file itself.
+    """The configuration of a checkpoint's training, from its run or else from the file itself;
+    None where neither has it.
 
     Args:
-        source: a checkpoint or a run directory, as ``checkpoint=`` names it.
+        source: a checkpoint or a run directory, as given with ``checkpoint=``.
     """
     path = expanded(source).absolute()
     run = path.parent.parent if path.parent.name == "checkpoints" else path
@@ -199,13 +200,11 @@ def training_of(source: str) -> Training | None:
                 reason = "it is not the configuration of a run"
             except (OSError, ValueError) as error:
                 reason = str(error).partition("\n")[0]
-            log.warning(
-                "%s cannot be read (%s): the checkpoint's own record counts", config, reason
-            )
+            log.warning("%s cannot be read (%s); using the checkpoint's own record", config, reason)
     files = (path, *(run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")))
     if (file := next((each for each in files if each.is_file()), None)) is None:
         return None
-    from sparsepipe.utils.values_only import load_values  # torch, for which composing need not wait
+    from sparsepipe.utils.values_only import load_values  # torch, which is slow
 
     try:
         recorded = load_values(file, mmap=True)[RECORD]["config"]
@@ -216,8 +215,8 @@ def training_of(source: str) -> Training | None:
     for target in _targets(recorded):
         if not is_trusted(target):
             raise ConfigError(
-                f"{file} names {target} to build the model or the data with, which is not called "
-                "for a file that says so",
+                f"{file} names {target} to build the model or the data, but a checkpoint may have "
+                "only callables of sparsepipe and torch called",
                 remedy="evaluate the checkpoint in the directory of its run, whose config.yaml "
                 "may name such code",
             )
@@ -230,10 +229,10 @@ def _has_nodes(values: Mapping[str, Any]) -> bool:
 
 
 def _located(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings, with data in the directory of the training where that was another one.
+    """Makes relative paths of the data start from the working directory of the training.
 
-    Relative paths that lead somewhere from here stay as they are, as those of a copied project do,
-    and so do paths that lead nowhere there: a run may have come from another machine.
+    Paths that exist from here stay as they are (a project may have been copied), and so do paths
+    that do not exist from there (the run may come from another machine).
     """
     command = values.get("hydra")
     directory = command.get(DIRECTORY) if isinstance(command, Mapping) else None
@@ -261,7 +260,7 @@ def _targets(node: Any) -> Iterator[str]:
 
 
 def recorded_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a run that describe its network and its inputs, which a checkpoint keeps."""
+    """Settings that a checkpoint keeps of its run: network, inputs, optimizer and precision."""
     kept = {key: values[key] for key in (*GROUPS, *_VALUES, "optim") if key in values}
     return {**copy.deepcopy(kept), "trainer": {"precision": values["trainer"]["precision"]}}
 
@@ -272,8 +271,8 @@ class Difference:
 
     Args:
         key: the dotted key.
-        now: its value; None where it has none.
-        then: its value in the training.
+        now: its value; None: not set.
+        then: its value in the training; None: not set.
     """
 
     key: str
@@ -289,7 +288,7 @@ class Difference:
 
     @property
     def contradicts(self) -> bool:
-        """Whether the setting changes the network, or the inputs that it was trained on."""
+        """Whether the difference changes the network, or how its inputs are made."""
         if self.key == "representation" or self.key.startswith("model."):
             return True
         group, _, key = self.key.partition(".")
@@ -297,7 +296,7 @@ class Difference:
 
 
 def differences(now: Mapping[str, Any], training: Training) -> list[Difference]:
-    """Where a configuration differs from a training in what networks compute, and on what."""
+    """Settings of network, inputs and precision that differ from those of a training."""
     compared = []
     for values in (now, training.values):
         nodes = {group: _complete(values.get(group)) for group in GROUPS}
@@ -315,7 +314,7 @@ def differences(now: Mapping[str, Any], training: Training) -> list[Difference]:
 
 
 def _complete(node: Any) -> dict[str, Any]:
-    """A node, with the defaults of arguments that are left out."""
+    """A node with the callable's defaults for arguments that the node leaves out."""
     if not isinstance(node, Mapping) or "_target_" not in node:
         return {}
     try:

@@ -1,7 +1,7 @@
 """Groups and their options: ``sparsepipe --help``, and the task ``list`` with a line for each.
 
-The line of an option is the first sentence of its file's first comment; that of a group, and its
-default, stand in the defaults list of ``config.yaml``.
+An option's line is the first sentence of its file's first comment; a group's line and its default
+stand in the defaults list of ``config.yaml``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.utils.extensions import nearest
 
 PARTS = "base"
-"""Directories of this name hold what options are made of, and no options."""
+"""Name of directories whose files are parts of options and not options themselves."""
 _DEFAULT = re.compile(
     r"^  - (?:override )?(?P<group>[\w/]+): (?P<option>\S+)(?: +# (?P<line>.+))?$"
 )
@@ -51,19 +51,24 @@ Groups and their options:
 The run directory is the last line printed. The same command goes on with an interrupted
 run and skips a finished one; force=true starts anew.
 
-  --from RUN            begin with the configuration of a run's directory
+  --from RUN            start from the configuration of a run, given by its directory
   --cfg job             print the whole configuration with these overrides
-  -m                    run every combination of the values given as lists; a table at the end
-  --config-dir DIR      more options of the groups from your own directory
-  -sc install=bash      completes groups, options and keys: eval "$(sparsepipe -sc install=bash)"
-  --hydra-help          more about Hydra's own options
+  -m                    run every combination of the values in lists, with a table at the end
+  --config-dir DIR      add options of the groups from your own directory
+  -sc install=bash      complete groups, options and keys: eval "$(sparsepipe -sc install=bash)"
+  --hydra-help          show Hydra's own options
 """
-_HEAD = "Groups with their defaults, and what there is to choose: sparsepipe GROUP=OPTION ..."
+_HEAD = "Groups with their defaults and options, to choose from: sparsepipe GROUP=OPTION ..."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A file of a group."""
+    """An option of a configuration group, which is a YAML file.
+
+    Args:
+        name: path of the file within the group, without ``.yaml``.
+        line: first sentence of the comment at its top; empty without one.
+    """
 
     name: str
     line: str
@@ -71,7 +76,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Options of which one is chosen."""
+    """A configuration group; a run chooses one of its options, or ``default``."""
 
     name: str
     line: str = ""
@@ -82,19 +87,20 @@ class Group:
 def list_options(
     directories: Sequence[Traversable], *, width: int, group: str | None = None
 ) -> str:
-    """The groups and their options, as a table.
+    """Formats the groups and their options as a table.
 
     Args:
-        directories: SparsePipe's own first; of two options of the same name the first counts.
-        width: of the text, in characters.
-        group: only this one.
+        directories: directories of groups, SparsePipe's own first; the first of two options with
+            the same name counts.
+        width: width of the text in characters.
+        group: the only group in the table; None: all.
     """
     groups = groups_in(directories)
     names = [found.name for found in groups]
     if group is not None and group not in names:
         raise ConfigError(
-            f"there is no group '{group}'{nearest(group, names, lists=True)}",
-            remedy="leave task.group out: all groups are listed then",
+            f"unknown group '{group}'{nearest(group, names, lists=True)}",
+            remedy="leave task.group out to list all groups",
         )
     shown = [found for found in groups if group in (None, found.name)]
     column = max(len(option.name) for found in shown for option in found.options)
@@ -130,7 +136,7 @@ def help_text(directories: Sequence[Traversable]) -> str:
 
 
 def groups_in(directories: Sequence[Traversable]) -> list[Group]:
-    """The groups of configuration directories: those that have a default first, in its order."""
+    """Reads the groups of configuration directories, first those of the defaults list, in order."""
     defaults: dict[str, re.Match[str]] = {}
     options: dict[str, dict[str, Option]] = {}
     for directory in directories:
@@ -169,13 +175,13 @@ def _options(directory: Traversable, *, below: str = "") -> Iterator[Option]:
 
 
 def _sorted(directory: Traversable) -> list[Traversable]:
-    """Entries of a directory without hidden ones and parts of options."""
+    """Entries of a directory by name, without hidden ones and parts of options."""
     entries = (each for each in directory.iterdir() if each.name[0] not in "._")
     return sorted((each for each in entries if each.name != PARTS), key=lambda each: each.name)
 
 
 def directories_of(sources: Iterable[ConfigSourceInfo]) -> list[Traversable]:
-    """Directories of configuration sources, without those of Hydra itself."""
+    """Directories of Hydra's configuration sources, without its own."""
     found: list[Traversable] = []
     for source in sources:
         if source.schema == "file" and Path(source.path).is_dir():
@@ -186,13 +192,13 @@ def directories_of(sources: Iterable[ConfigSourceInfo]) -> list[Traversable]:
 
 
 def first_comment(text: str) -> str:
-    """The first sentence of the first comment of a YAML file; empty where it begins without one."""
+    """The first sentence of the comment at the top of a YAML file; empty without one."""
     words: list[str] = []
     for line in text.splitlines():
         if line.startswith("# @package"):
             continue
         if not line.startswith("# ") or line.startswith("#  "):
-            break  # of a comment, a line further in is an example
+            break  # an indented line of a comment is an example
         words.append(line.removeprefix("# ").strip())
     first_lines = " ".join(words)
     sentence = _SENTENCE.match(first_lines)

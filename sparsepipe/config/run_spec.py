@@ -1,4 +1,4 @@
-"""The configuration of one run, parsed once and handed on: ``RunSpec``."""
+"""The configuration of one run, parsed once and passed on: ``RunSpec``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _GROUPS = {"optim": Optim, "trainer": TrainerArguments}
 _EMULATION_KEYS = tuple(entry.name for entry in fields(Emulation))
 
 DIRECTORY = "directory"
-"""The key below ``hydra`` of the working directory, from which relative paths were meant."""
+"""Key below ``hydra`` of the run's working directory, where its relative paths start."""
 _UNUSED = "none"
 """Target of a group that a run does not use."""
 NOT_IDENTITY = (
@@ -64,14 +64,14 @@ NOT_IDENTITY = (
     "trainer.profiler",
     "trainer.trace",
 )
-"""Keys that do not change what a run computes, or that a fingerprint, the number of ranks, the
-plan or the search stands for."""
+"""Keys left out of identities: they do not change what a run computes, or a fingerprint, the number
+of ranks, the plan or the search represents them."""
 _LEFT_OUT_AT: Mapping[str, Any] = {
     "checkpoint_strict": True,
     "input": None,
     "task.test_weights": "best",
 }
-"""Keys that identities leave out at these values."""
+"""Keys that identities leave out where they have these values."""
 _NAMES_IN_IDENTITY = {
     "sparsepipe.paper.report_task.Report": "sparsepipe.experiment.report_task.report",
     "sparsepipe.paper.table1.Table1": "sparsepipe.experiment.table1.table1",
@@ -90,7 +90,7 @@ _NAMES_IN_IDENTITY = {
     "sparsepipe.tasks.simulate.Simulate": "sparsepipe.experiment.simulate.simulate",
     "sparsepipe.tasks.train.Train": "sparsepipe.experiment.train.train",
 }
-"""Names of tasks in run ids, which stay as they were recorded wherever a task moves."""
+"""Names of tasks in identities, which stay the same when a task moves within the package."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +100,15 @@ class RunSpec(Config):
     Made by :func:`sparsepipe.config.compose.resolve` or read from a run's directory; a changed copy
     is made by :meth:`replace`. The attributes are the groups and keys of the configuration; the
     plain values that they were parsed from are kept, so that files and identities have exactly the
-    keys that were given. Under ``hydra`` they have the overrides and choices of the command.
+    keys that were given. Under ``hydra`` these contain the overrides and choices of the command.
     """
 
-    # Not compared: jobs of a sweep that differ in their recorded overrides only are one run.
+    # Not compared: jobs of a sweep that differ only in their recorded overrides are one run.
     _values: Mapping[str, Any] = field(repr=False, compare=False)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Parses plain values, which :func:`sparsepipe.config.check.check` has accepted."""
+        """Parses plain values that :func:`sparsepipe.config.check.check` has accepted."""
         kept = copy.deepcopy(dict(values))
         parsed: dict[str, Any] = {}
         for name, adapter in _adapters(Config).items():
@@ -122,8 +122,8 @@ class RunSpec(Config):
         except TypeError as error:
             raise ConfigError(
                 f"the configuration is not complete: {error}",
-                remedy="it may be of another version of sparsepipe: compose it anew with the "
-                "overrides of the run",
+                remedy="compose it anew with the overrides of the run: it may come from another "
+                "version of sparsepipe",
             ) from error
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,15 +133,15 @@ class RunSpec(Config):
     @classmethod
     def load(cls, path: Path) -> Self:
         """Reads the ``config.yaml`` of a run's directory."""
-        remedy = "give the directory of a run, whose config.yaml is as the run wrote it"
+        remedy = "give the directory of a run whose config.yaml is unchanged"
         with reading.explained(path, "configuration of a run", error=ConfigError, remedy=remedy):
             value = read_settings(path)
             if isinstance(command := value.get("hydra"), dict):
-                command.pop(DIRECTORY, None)  # where relative paths begin
+                command.pop(DIRECTORY, None)  # not a setting
             return cls.from_dict({"force": False, **value})
 
     def to_yaml(self) -> str:
-        """The text of ``config.yaml``: everything but ``force``, and where relative paths begin."""
+        """The text of ``config.yaml``: all values except ``force``, and the working directory."""
         from omegaconf import OmegaConf
 
         settings = {key: value for key, value in self._values.items() if key != "force"}
@@ -149,11 +149,11 @@ class RunSpec(Config):
         return OmegaConf.to_yaml(OmegaConf.create(settings))
 
     def replace(self, changes: Mapping[str, Any] | None = None, /, **groups: Any) -> Self:
-        """A copy with other values.
+        """Returns a copy with some values changed.
 
         Args:
-            changes: values by dotted keys, such as ``{"trainer.max_epochs": 1}``; targets and
-                settings of this package's own dataclasses are values as well.
+            changes: values by dotted keys, such as ``{"trainer.max_epochs": 1}``; a value may be a
+                :class:`Target` or a dataclass of the schema.
             **groups: values of keys without a dot, such as ``callbacks={}``.
         """
         values = dict(self._values)
@@ -167,12 +167,12 @@ class RunSpec(Config):
         return type(self).from_dict(values)
 
     def without(self, *groups: str) -> Self:
-        """A copy in which these groups build nothing, for a run that does not use them."""
+        """Returns a copy in which these groups build nothing, for a run that does not use them."""
         return self.replace({group: {"_target_": _UNUSED} for group in groups})
 
     @property
     def search(self) -> SearchChoice | None:
-        """The search for a plan; None without one, or if ``parallel.plan`` gives a plan."""
+        """Settings of the search for a plan; None without one, or if ``parallel.plan`` has one."""
         search, plan = self.parallel.search, self.parallel.plan
         if search is None or search.search is None:
             return None
@@ -181,7 +181,7 @@ class RunSpec(Config):
 
     @property
     def plan_search(self) -> SearchChoice | None:
-        """As :attr:`search`, and None where the strategy does not split the model.
+        """Like :attr:`search`, but also None where the strategy does not split the model.
 
         Emulated and simulated data parallelism ignore the settings of searches, so that a sweep
         over strategies may have them; trainings refuse them.
@@ -190,19 +190,19 @@ class RunSpec(Config):
 
     @property
     def given_profiles(self) -> Mapping[str, str]:
-        """Files of profiles by devices that ``parallel.search`` names."""
+        """Files of profiles by name of device, as given in ``parallel.search``."""
         return (self.parallel.search and self.parallel.search.profiles) or {}
 
     @property
     def emulation(self) -> Emulation | None:
-        """How the hardware is emulated; None where it is used as it is."""
+        """Settings of the emulation; None where the hardware is used as it is."""
         given = {k: v for k, v in self.hardware.arguments.items() if k in _EMULATION_KEYS}
         found = Emulation(**given)
         if found.emulate:
             return found
         if other := [key for key in given if key != "emulate"]:
             raise ConfigError(
-                f"hardware.{other[0]} is set, and hardware.emulate is not",
+                f"hardware.{other[0]} is set, but hardware.emulate is not",
                 remedy=f"set hardware.emulate=true, or leave hardware.{other[0]} out",
             )
         return None
@@ -215,14 +215,14 @@ class RunSpec(Config):
 
     @property
     def recompute_memory(self) -> dict[str, Any]:
-        """Settings of ``parallel.search`` on memory, which count for recomputation as well."""
+        """Memory settings of ``parallel.search``, which apply to recomputation as well."""
         search = self._values["parallel"].get("search") or {}
         return {key: search[key] for key in ("optimizer_bytes", "reserved_bytes") if key in search}
 
     def identity(self) -> dict[str, Any]:
-        """The values by dotted keys, without those that do not change what the run computes.
+        """Values by dotted keys, without those that do not change what the run computes.
 
-        The task leaves out further keys as its ``not_identity``.
+        The ``not_identity`` of the task names further keys that are left out.
         """
         flat = flatten(self._values)
         drops = (*NOT_IDENTITY, *getattr(self.task.locate(), "not_identity", ()))
@@ -239,7 +239,7 @@ class RunSpec(Config):
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The plain values of a ``config.yaml``; an OSError or a ValueError where it has none."""
+    """Reads the plain values of a ``config.yaml``; raises an OSError or ValueError if it cannot."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -248,12 +248,12 @@ def read_settings(path: Path) -> dict[str, Any]:
         value = OmegaConf.to_container(OmegaConf.load(io.StringIO(reading.read_text(path))))
     except (OmegaConfBaseException, YAMLError) as error:
         raise ValueError(" ".join(str(error).split())) from error
-    found = reading.mapping(value, "the whole")
+    found = reading.mapping(value, "its content")
     return {str(key): item for key, item in found.items()}
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one with dotted keys; lists stay values."""
+    """Turns nested mappings into one with dotted keys; lists stay values."""
     flat: dict[str, Any] = {}
     for key, item in value.items():
         name = f"{prefix}{key}"
@@ -265,7 +265,7 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The mappings that :func:`flatten` has made one of."""
+    """Turns a mapping with dotted keys into nested ones: the inverse of :func:`flatten`."""
     found: dict[str, Any] = {}
     for key, value in flat.items():
         *path, last = key.split(".")
@@ -277,7 +277,7 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_below(key: str, groups: Iterable[str]) -> bool:
-    """Whether a dotted key is one of these, or belongs to one of them."""
+    """Whether a dotted key is one of ``groups`` or lies below one of them."""
     return any(key == group or key.startswith(f"{group}.") for group in groups)
 
 
@@ -288,7 +288,7 @@ def _adapters(schema: type) -> dict[str, TypeAdapter[Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as a configuration file has it."""
+    """Turns targets and dataclasses into values that a configuration file can have."""
     if isinstance(value, Target):
         return value.to_dict()
     if is_dataclass(value):

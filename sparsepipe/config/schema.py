@@ -19,16 +19,16 @@ Search = Literal["dp", "mp", "variance", "straight", "hete_mp", "exact", "exhaus
 Buildable = Annotated[Target, PlainValidator(Target.parse)]
 """A mapping with a ``_target_``."""
 _FIXED = ConfigDict(extra="forbid", strict=True)
-"""Dataclasses take no other keys than their fields, and no value of another type."""
+"""Dataclasses take only their fields as keys, and only values of the fields' types."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """What is known of a node beside the signature of its target.
+    """What the schema says about a node in addition to the signature of its target.
 
     Args:
         given: parameters of the target that SparsePipe passes, so that they are not required.
-        own: keys that SparsePipe reads itself beside the target's parameters, as a dataclass.
+        own: dataclass of keys that SparsePipe reads itself, besides the target's parameters.
         elsewhere: parameters of other targets, each with a hint at the option that has it.
     """
 
@@ -38,7 +38,7 @@ class Node:
 
 
 LONGEST_S = 1e9
-"""The longest time that may be set for ranks to wait."""
+"""The longest time in seconds that ranks may be set to wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +53,18 @@ class Paths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChoice:
-    """How a model is split by layers: by a file, by hand, or by equal shares."""
+    """How a model is split into stages: by a file, by hand, or into equal shares."""
 
     __pydantic_config__ = _FIXED
     file: str | None = None
-    config: str | int | None = None  # YAML reads that of a single stage as a number
+    config: str | int | None = None  # YAML reads the one of a single stage as a number
     cuts: list[int] | None = None
     balance: Literal["flops", "parameters", "layers"] = "flops"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring:
-    """How long a device is measured whose profile is missing; see ``task=profile``."""
+    """How long a device without a profile is measured; see ``task=profile``."""
 
     __pydantic_config__ = _FIXED
     num_warmup: Annotated[int, Field(ge=0, le=1_000_000)] = 5
@@ -76,8 +76,8 @@ class Measuring:
 class SearchChoice:
     """How a plan is searched for, by ``task=partition`` or for a training.
 
-    ``conf/base/search.yaml`` says what the keys mean. Without a ``search`` there is none; the cost
-    model is one of :mod:`sparsepipe.partition.costs.model`.
+    ``conf/base/search.yaml`` explains the keys. With ``search: null`` nothing is searched for; the
+    cost model is one of :mod:`sparsepipe.partition.costs.model`.
     """
 
     __pydantic_config__ = _FIXED
@@ -97,7 +97,7 @@ class SearchChoice:
 
 _OF_SYNCHRONOUS = dict.fromkeys(
     ("batch_norm", "microbatches", "recompute", "schedule"),
-    "of synchronous pipelines: choose parallel=gpipe, sync_1f1b or eager_1f1b",
+    "a setting of synchronous pipelines: choose parallel=gpipe, sync_1f1b or eager_1f1b",
 )
 
 
@@ -110,8 +110,8 @@ class Synchronous:
     """A synchronous schedule.
 
     Args:
-        schedule: its name, as simulations call it.
-        microbatches: parts of a minibatch.
+        schedule: its name in simulations.
+        microbatches: number of microbatches in a minibatch.
     """
 
     schedule: str
@@ -125,7 +125,7 @@ class Synchronous:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """How many devices, what makes them one, and what becomes of them when one fails."""
+    """How many devices train, with which strategy, and what happens when one fails."""
 
     __pydantic_config__ = _FIXED
     devices: int | str
@@ -181,7 +181,7 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optim:
-    """Optimizer and schedule of the classifier."""
+    """Optimizer, schedule of its learning rate, and label smoothing of a training."""
 
     __pydantic_config__ = _FIXED
     label_smoothing: Annotated[float, Field(ge=0, le=1)]
@@ -192,7 +192,7 @@ class Optim:
 KeptCheckpoints = Literal["best", "last", "both", "none"]
 """Checkpoints that a finished run keeps."""
 OWN_TRAINER_KEYS = ("checkpoints", "trace")
-"""Keys of ``trainer`` that are none of Lightning's."""
+"""Keys of ``trainer`` that are not arguments of Lightning's Trainer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,17 +246,17 @@ class TrainerArguments:
 
     @property
     def batches_limit(self) -> int | None:
-        """Minibatches that each reading rank takes in an epoch; None unless a whole number."""
+        """Number of minibatches to which each reading rank's epoch is limited; None without one."""
         limit = self.limit_train_batches
         return limit if isinstance(limit, int) and limit > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
-    """Whether and how hardware is emulated, beside what builds the inventory."""
+    """Keys of ``hardware`` on its emulation, besides those that build the inventory."""
 
     __pydantic_config__ = _FIXED
-    emulate: bool = False  # train on processors that take the times of profiles; docs/emulation.md
+    emulate: bool = False  # train on CPUs that take the times of profiles; docs/emulation.md
     time_scale: Annotated[float, Field(ge=0.001, le=10_000)] = 1.0  # how many times slower it runs
     network: Literal["auto", "namespaces", "loopback"] = "auto"  # auto: namespaces where allowed
     link_bytes_per_s: Annotated[float, Field(ge=1, le=1e15)] | None = None  # null: the inventory's
@@ -285,17 +285,17 @@ class PaperStudy:
     depth: Annotated[int, Field(ge=1, le=1024)] | None = None  # stages, of paper/depth
     partition: Search | None = None  # parallel.search.search of pipelines of paper/schedule
     extent: Literal["smoke", "desk", "paper"] | None = None  # sizes of samples and networks
-    workers: Literal["one", "fewer", "most"] | None = None  # of those that a network is shared by
+    workers: Literal["one", "fewer", "most"] | None = None  # among those that share a network
     training: DomainTraining | None = None  # of networks of several domains, in multi_dsn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """The cell of a table or figure that a run fills; recorded, and not part of its identity."""
+    """The cell of a table or figure that a run fills; recorded, but not part of its identity."""
 
     __pydantic_config__ = _FIXED
-    exhibit: str | None = None  # a chapter of reports
-    cell: dict[str, Any] = field(default_factory=dict)  # what is swept, by name
+    exhibit: str | None = None  # name of a chapter of reports
+    cell: dict[str, Any] = field(default_factory=dict)  # values that are swept, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +324,7 @@ class Config:
     input: str | None = None
     tags: tuple[str | int | float, ...] = ()
     scale: str | None = None
-    from_run: str | None = None  # configuration file of the run that --from names; not recorded
+    from_run: str | None = None  # configuration file of the run given with --from; not recorded
     paper: PaperStudy | None = None  # not recorded in runs
     study: Study | None = None
     runs: list[Any] = field(default_factory=list)  # of task=compare; not recorded either

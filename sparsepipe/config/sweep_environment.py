@@ -1,4 +1,4 @@
-"""Environment variables by which a sweep informs its jobs: directory, start, command, hardware."""
+"""Environment variables that tell jobs of their sweep: directory, start, command, hardware."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from sparsepipe.config.target import Target
 from sparsepipe.utils.host import usable_cores
 
 DIRECTORY = "SPARSEPIPE_SWEEP_DIR"
-"""Environment variable: the sweep's directory. That of a job's configuration differs if swept keys
-are part of its name."""
+"""Environment variable: the sweep's directory. The one in a job's configuration differs from it if
+swept keys are part of its name."""
 COMMAND = "SPARSEPIPE_SWEEP_COMMAND"
-"""Environment variable: the result of :func:`command_of`, which a job's configuration lacks."""
+"""Environment variable: the sweep's :func:`command_of`, which a job's configuration lacks."""
 BEGAN = "SPARSEPIPE_SWEEP_BEGAN"
 """Environment variable: when the sweep began, in seconds since 1970."""
 _THREADS = "SPARSEPIPE_SWEEP_THREADS"
-"""Environment variable: the number of threads that the user has chosen, where our launcher has set
-``OMP_NUM_THREADS`` for its job; jobs of other launchers have that variable alone."""
+"""Environment variable: the number of threads that the user has chosen. Our launcher sets it, since
+it sets ``OMP_NUM_THREADS`` itself; other launchers leave the user's."""
 _HARDWARE = "SPARSEPIPE_HARDWARE"
 """Environment variable: a node of the group ``hardware`` and its inventory, as JSON."""
 _NOT_COMMAND = ("force", "logger", "paths")
@@ -35,38 +35,38 @@ def announce(config: DictConfig) -> None:
     """Sets the variables with the directory, start and command of a sweep that begins now."""
     os.environ[BEGAN] = repr(time.time())
     os.environ[DIRECTORY] = str(sweep_directory(config))
-    os.environ.pop(_THREADS, None)  # of a sweep whose job starts this one
+    os.environ.pop(_THREADS, None)  # set if a job of another sweep starts this one
     os.environ[COMMAND] = command_of(given_overrides(config))
 
 
 def sweep_directory(config: DictConfig) -> Path:
-    """The directory of a sweep by its configuration."""
+    """The absolute directory of a sweep, from its configuration."""
     return Path(str(config.hydra.sweep.dir)).absolute()
 
 
 def given_overrides(config: DictConfig) -> list[str]:
-    """The overrides of a sweep's command, with lists of what it sweeps."""
+    """The overrides of a sweep's command, with lists of values where it sweeps."""
     given = OmegaConf.select(config, "hydra.overrides.task")
-    # As they are: a value that cannot be resolved is for the jobs to refuse.
+    # Unresolved: the jobs refuse values that cannot be resolved.
     texts = OmegaConf.to_container(given, resolve=False) if OmegaConf.is_list(given) else []
     return [str(each) for each in texts] if isinstance(texts, list) else []
 
 
 def command_of(overrides: Sequence[str]) -> str:
-    """A short name of a sweep, by its overrides: the same whenever it is started again."""
+    """A short name of a sweep from its overrides, which stays the same when it is restarted."""
     plain = (each.lstrip("+~") for each in overrides)
     kept = sorted(each for each in plain if not each.startswith(_NOT_COMMAND))
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:8]
 
 
 def thread_variables(given: Mapping[str, str], *, otherwise: int | None = None) -> dict[str, str]:
-    """The environment variable with the number of threads that the user has chosen."""
+    """The variable with the number of threads chosen in ``given``, else with ``otherwise``."""
     return {_THREADS: _choice(str(given.get("OMP_NUM_THREADS", otherwise or "")))}
 
 
 def announced_threads() -> str | None:
-    """The number of threads that the user has chosen; None: none is chosen."""
-    text = os.environ.get(_THREADS)  # by a process that may see more cores than this one
+    """The number of threads that the user has chosen, as text; None: no choice."""
+    text = os.environ.get(_THREADS)  # set by a process that may see more cores
     return (_choice(os.environ.get("OMP_NUM_THREADS", "")) if text is None else text) or None
 
 
@@ -79,13 +79,13 @@ def announce_hardware(message: Mapping[str, Any] | None) -> None:
 
     Args:
         message: the ``node`` of the group ``hardware`` and its ``inventory``, as plain values;
-            None: they find the hardware themselves.
+            None: processes find the hardware themselves.
     """
     os.environ[_HARDWARE] = "" if message is None else json.dumps(message)
 
 
 def inventory_seen_by_sweep(target: Target) -> Inventory | None:
-    """The inventory that a target builds on the whole machine; None unless the sweep set it."""
+    """The whole machine's inventory that ``target`` builds; None unless the sweep passed it."""
     text = os.environ.get(_HARDWARE)
     message = json.loads(text) if text else None
     if not message or message["node"] != target.to_dict():

@@ -21,7 +21,7 @@ from sparsepipe.utils.extensions import imported
 
 _PLAIN_BASES = ("ABC", "Protocol", "object")
 _MOST_STEPS = 20
-"""Imports and base classes that :func:`names_in_source` follows."""
+"""Most imports and base classes that :func:`names_in_source` follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Parameters:
     Args:
         types: type hint by name; ``Any`` for a parameter without a hint.
         required: names without a default.
-        open: any further keyword is taken as well.
+        open: whether any further keyword is taken as well.
     """
 
     types: Mapping[str, Any]
@@ -64,7 +64,7 @@ class Target:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments, without instructions and without nodes that build objects."""
+        """The arguments without Hydra's instructions (``_partial_``) and without nodes to build."""
         return {
             key: value
             for key, value in self.arguments.items()
@@ -73,7 +73,7 @@ class Target:
 
     @property
     def parameters(self) -> Parameters:
-        """The parameters of the callable; raises a ConfigError where it cannot be imported."""
+        """The parameters of the callable; raises a ConfigError if it cannot be imported."""
         return parameters_of(self.path)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -81,15 +81,17 @@ class Target:
         return self.arguments.get(name, default)
 
     def replace(self, **arguments: Any) -> Target:
-        """The same callable with these arguments in place of its own, or beside them."""
+        """The same callable with these arguments added, or in place of its own."""
         return Target(self.path, {**self.arguments, **arguments})
 
     def locate(self) -> Any:
-        """The callable itself; raises a ConfigError where it cannot be imported."""
+        """Imports the callable; raises a ConfigError if it cannot be imported."""
         return imported(self.path)
 
     def build(self, **given: Any) -> Any:
-        """Calls it with its arguments and further ones."""
+        """Calls the callable with the arguments of this target, after building those that are nodes
+        themselves, and with ``given``, which takes precedence.
+        """
         from hydra.errors import InstantiationException
         from hydra.utils import instantiate
 
@@ -107,7 +109,7 @@ class Target:
             ) from error
 
     def build_with(self, **offered: Any) -> Any:
-        """Like :meth:`build`, with the offered arguments that it takes and has not been given."""
+        """Like :meth:`build`, with those offered arguments that it takes and that are not set."""
         target = self.parameters
         taken = {key: value for key, value in offered.items() if target.open or key in target.types}
         return self.build(**{k: v for k, v in taken.items() if k not in self.arguments})
@@ -128,13 +130,13 @@ def parameters_of(path: str) -> Parameters:
     }
     while isinstance(found, functools.partial):
         found = found.func  # a partial has no hints of its own
-    # The constructor of a dataclass names inherited fields' types as their own modules do.
+    # Hints of a dataclass are read from its fields, each in the module of the class that has it.
     plain = inspect.isclass(found) and not dataclasses.is_dataclass(found)
     try:
         source = inspect.unwrap(found.__init__ if plain else found)
         hints = typing.get_type_hints(source, include_extras=True)
     except Exception:
-        hints = {}  # names that only a type checker sees: then types are not checked
+        hints = {}  # hints that only a type checker can resolve: types are not checked
     return Parameters(
         types={name: hints.get(name, Any) for name in named},
         required=tuple(name for name, value in named.items() if value.default is kinds.empty),
@@ -143,10 +145,10 @@ def parameters_of(path: str) -> Parameters:
 
 
 def names_in_source(path: str) -> set[str] | None:
-    """Names that a class or function takes, read from its source; None where that does not show.
+    """Names of a callable's parameters, read from its source; None where that does not show them.
 
-    Importing torch and Lightning takes seconds, for which a misspelt key need not wait. Source
-    decides nothing else: what has a known name is checked once it is imported.
+    Importing torch and Lightning takes seconds, which a misspelt key need not wait for. Values of
+    known names are checked once the callable is imported.
     """
     module, _, name = path.rpartition(".")
     names: set[str] = set()
@@ -179,8 +181,8 @@ def names_in_source(path: str) -> set[str] | None:
 
 @functools.lru_cache(maxsize=256)
 def _definition(module: str, name: str) -> tuple[str, ast.stmt | None]:
-    """The file of a module, of which no package is imported, and the last statement there, also
-    within ``if``, that binds a name; None where nothing does.
+    """The file of a module, found without importing it, and the last statement in it (also within
+    ``if``) that binds ``name``; None without one.
     """
     path, file = None, ""
     for part in module.split("."):

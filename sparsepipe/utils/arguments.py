@@ -1,4 +1,4 @@
-"""Checks of values against type hints: types, ranges and choices are said once, in a signature."""
+"""Checks values against type hints, so that types, ranges and choices stand only in signatures."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _TERMS = {
     "a valid list": "a list",
     "an object": "a mapping",
 }
-"""YAML's terms in the place of pydantic's."""
+"""Pydantic's terms for types and those of YAML's users, which replace them in messages."""
 _ANY_CLASS = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number, which truth values are not."""
+    """Whether a value is an int or a float; a bool is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def wrong_value(value: Any, hint: Any) -> str | None:
-    """What a plain value must be instead, in words; None where it has the type of a hint.
+    """Says in words what a plain value must be instead; returns None if it fits the hint.
 
     Args:
-        value: of JSON's types, as YAML files have it.
-        hint: a type hint, whose numbers may have limits (:func:`pydantic.Field`).
+        value: a value of JSON's types, as YAML files contain them.
+        hint: a type hint, whose numbers may be limited (:func:`pydantic.Field`).
     """
     adapter = _adapter(hint)
     try:
@@ -54,7 +54,7 @@ def wrong_value(value: Any, hint: Any) -> str | None:
 
 
 def in_words(errors: Iterable[Mapping[str, Any]]) -> str:
-    """Errors of pydantic for one value, such as "must be a whole number or text"."""
+    """Puts pydantic's errors about one value into words: "must be a whole number or text"."""
     written = [each["msg"] for each in errors if each["type"] != "needs_python_object"]
     texts = [text.partition("should be ")[2] or text for text in written]
     for theirs, ours in _TERMS.items():
@@ -63,15 +63,15 @@ def in_words(errors: Iterable[Mapping[str, Any]]) -> str:
 
 
 def checked(target: C) -> C:
-    """Decorator of a function or dataclass: refuses arguments outside of limits and choices.
+    """Decorates a function or dataclass so that it refuses arguments that are out of range.
 
-    These are the parameters whose hints have limits (:func:`pydantic.Field`) or ``Literal``
-    choices; a configuration is checked by the same hints.
+    Parameters are checked whose hints have limits (:func:`pydantic.Field`) or ``Literal`` choices;
+    configurations are checked against the same hints.
     """
     function = target.__init__ if inspect.isclass(target) else target
     signature = inspect.signature(function)
 
-    adapters = functools.cache(  # read at the first call, when all that hints name is there
+    adapters = functools.cache(  # evaluated at the first call, when all names exist
         lambda: {
             name: _adapter(hint)
             for name, hint in typing.get_type_hints(target, include_extras=True).items()
@@ -88,8 +88,9 @@ def checked(target: C) -> C:
                     adapter.validate_python(given[name])
             except ValidationError as error:
                 raise ConfigError(
-                    f"{name}={given[name]!r} is not valid",
-                    remedy=f"{name} {in_words(error.errors(include_url=False))}",
+                    f"{name}={given[name]!r} is not valid: it "
+                    f"{in_words(error.errors(include_url=False))}",
+                    remedy=f"give {name} such a value",
                 ) from error
         return function(*args, **arguments)
 
@@ -107,5 +108,5 @@ def _has_limits(hint: Any) -> bool:
 def _adapter(hint: Any) -> TypeAdapter[Any] | None:
     try:
         return TypeAdapter(hint, config=_ANY_CLASS)
-    except PydanticUserError:  # a type that pydantic cannot check, or that says itself how
+    except PydanticUserError:  # a type that pydantic cannot check or that configures its check
         return None

@@ -1,4 +1,4 @@
-"""Extension points: objects of this package by name, those of others by dotted path."""
+"""Extension points: finds objects of this package by name, others by dotted path."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from sparsepipe.errors import ConfigError
 
 T = TypeVar("T")
 _TRUSTED = ("sparsepipe.models", "sparsepipe.data", "sparsepipe.sparse", "torch.nn", "torch.optim")
-"""Packages whose classes and functions may be called because a file says so."""
+"""Packages whose classes and functions a file, such as a checkpoint, may have called."""
 
 
 def _dotted(name: str) -> str:
     if "." not in name:
-        raise PydanticCustomError("dotted_path", "should be the dotted path of your own")
+        raise PydanticCustomError("dotted_path", "should be the dotted path of a callable")
     return name
 
 
 DottedPath = Annotated[str, AfterValidator(_dotted)]
-"""Type of an option that also takes the dotted path of a callable, by which it is imported."""
+"""Type of an option whose value may be the dotted path of a callable to import."""
 
 
 def nearest(name: str, known: Iterable[str], *, prefix: str = "", lists: bool = False) -> str:
-    """A hint at the name that was probably meant, with a leading space; empty without a like one.
+    """Returns a hint such as `` (nearest: 'adam')``; an empty text if no valid name is similar.
 
     Args:
-        name: as somebody gave it.
+        name: the invalid name.
         known: all valid names.
-        prefix: is printed before the name.
-        lists: all valid names are the hint where none is like it.
+        prefix: text before the nearest name in the hint.
+        lists: whether the hint lists all valid names where none is similar.
     """
     options = list(known)
     if found := difflib.get_close_matches(name, options, n=1, cutoff=0.4):
@@ -44,11 +44,11 @@ def nearest(name: str, known: Iterable[str], *, prefix: str = "", lists: bool = 
 
 
 def imported(path: str, *, kind: str = "target") -> Callable[..., Any]:
-    """The callable at a dotted path, such as ``package.module.Class.method``.
+    """Imports the callable at a dotted path, such as ``package.module.Class.method``.
 
     Args:
         path: the dotted path.
-        kind: what the callable is used as, for errors.
+        kind: what the callable is used as, for error messages.
     """
     remedy = "give the full dotted path of a class or function that can be imported"
     what = f"the {kind} '{path}' cannot be used"
@@ -59,8 +59,8 @@ def imported(path: str, *, kind: str = "target") -> Callable[..., Any]:
             found: Any = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-                continue  # the tail may be a class
-            reason = f"its module needs {error.name}, which is missing"
+                continue  # the rest of the path may be in a class
+            reason = f"its module needs {error.name}, which is not installed"
             raise ConfigError(f"{what}: {reason}", remedy=remedy) from error
         for name in parts[length:]:
             if not hasattr(found, name):
@@ -68,19 +68,19 @@ def imported(path: str, *, kind: str = "target") -> Callable[..., Any]:
                 raise ConfigError(f"{what}: {reason}", remedy=remedy)
             found = getattr(found, name)
         if not callable(found):
-            raise ConfigError(f"{what}: it cannot be called", remedy=remedy)
+            raise ConfigError(f"{what}: it is not callable", remedy=remedy)
         called: Callable[..., Any] = found
         return called
     raise ConfigError(f"{what}: module {parts[0]} not found", remedy=remedy)
 
 
 def by_name(name: str, known: Mapping[str, T], *, kind: str) -> T | Callable[..., Any]:
-    """An object of this package by its name, or a callable by its dotted path.
+    """Finds an object of this package by its name, or imports a callable by its dotted path.
 
     Args:
-        name: of one of ours, or ``package.module.callable``.
-        known: ours, by their names.
-        kind: what it is, for errors.
+        name: a key of ``known``, or ``package.module.callable``.
+        known: objects of this package by their names.
+        kind: what the object is, for error messages.
     """
     if name in known:
         return known[name]
@@ -88,14 +88,14 @@ def by_name(name: str, known: Mapping[str, T], *, kind: str) -> T | Callable[...
         return imported(name, kind=kind)
     raise ConfigError(
         f"unknown {kind} '{name}'{nearest(name, known)}",
-        remedy=f"use {', '.join(known)}, or the dotted path of your own: package.module.name",
+        remedy=f"name one of {', '.join(known)}, or your own as package.module.name",
     )
 
 
 def is_trusted(path: str) -> bool:
-    """Whether a dotted path leads to a network, data or an optimizer of SparsePipe or PyTorch.
+    """Whether a dotted path leads to a callable of one of the :data:`_TRUSTED` packages.
 
-    Callables that such a module imports from elsewhere are not trusted.
+    Callables that these packages import from elsewhere are not trusted.
     """
     trusted = tuple(f"{each}." for each in _TRUSTED)
     if not path.startswith(trusted):
@@ -110,10 +110,11 @@ def is_trusted(path: str) -> bool:
 
 
 def build_trusted(node: Any) -> Any:
-    """Builds what a file describes: nodes with ``_target_``, as Hydra instantiates them.
+    """Builds the objects that a file describes, as Hydra would; raises a ConfigError for a
+    callable that is not trusted.
 
     Args:
-        node: plain values.
+        node: plain values, in which mappings with ``_target_`` describe objects.
     """
     if isinstance(node, list):
         return [build_trusted(each) for each in node]
@@ -126,8 +127,8 @@ def build_trusted(node: Any) -> Any:
     values.pop("_convert_", None)
     if not is_trusted(path):
         raise ConfigError(
-            f"{path} is not called because a file names it",
-            remedy="build the object yourself and pass it in place of what the file holds",
+            f"the file names {path}, but may have only callables of sparsepipe and torch called",
+            remedy="build the object yourself and pass it instead",
         )
     made = functools.partial(imported(path), **values)
     return made if partial else made()

@@ -1,7 +1,7 @@
 """Files that are written whole or not at all, locks between processes, JSON, CSV and tables.
 
-A write goes to a temporary file beside the target, is flushed to disk, and is renamed over the
-target: readers, also after a process was killed, find either the old content or the new.
+A write goes to a temporary file in the target's folder, is flushed to disk, and is renamed to the
+target, so that readers find the old content or the new, even after a process was killed.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ PathLike = str | os.PathLike[str]
 _POLL_S = 0.1
 _NUMBER = re.compile(r"[+-]?(\d[\d,]*\.?\d*|\.\d+)(e[+-]?\d+)?\s?[%x]?", re.IGNORECASE)
 _ANEW = (
-    "Remove the file, and DONE.json beside it where there is one, and run again: it will be "
-    "written anew."
+    "remove the file, and DONE.json beside it if there is one, and run again, which writes the "
+    "file anew"
 )
 
 
 def expanded(path: PathLike) -> Path:
-    """The path that is meant, with ``~`` and environment variables filled in."""
+    """Returns the path with ``~`` and environment variables expanded."""
     return Path(os.path.expanduser(os.path.expandvars(path)))
 
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place when the block ends well.
+    """Yields a temporary path, and renames that file to ``path`` if the block raises no error.
 
-    When the block raises, ``path`` is left as it was and no temporary file remains. The caller
-    explains errors of the file system.
+    If it does, ``path`` stays as it was and no temporary file remains. The caller explains errors
+    of the file system.
 
     Args:
         path: the file; its folder is made if it is missing.
-        durable: have the bytes on the disk first, so that a power failure leaves the file
-            whole or absent, not empty.
+        durable: whether to flush the bytes to disk first, so that a power failure leaves the old
+            file or the new one, not an empty one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, since a rename is atomic within one file system only.
+    # In the same folder, since a rename is atomic only within one file system.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -59,12 +59,12 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
                 os.fsync(file.fileno())
         temporary.replace(path)
     finally:
-        with suppress(OSError):  # the reason why the block failed matters more
+        with suppress(OSError):  # the block's own error matters more
             temporary.unlink(missing_ok=True)
 
 
 def free_name(path: Path) -> Path:
-    """The path, or the first of ``path.1``, ``path.2``, ... that nothing has."""
+    """Returns the first of ``path``, ``path.1``, ``path.2``, ... that does not exist."""
     numbered = (path.with_name(f"{path.name}.{k}") for k in itertools.count(1))
     return next(each for each in itertools.chain([path], numbered) if not os.path.lexists(each))
 
@@ -80,23 +80,24 @@ def write_plain_json(path: Path, values: Any) -> None:
 
 
 class LockHeldError(Exception):
-    """Another process holds a lock, and did so for as long as this one may wait."""
+    """Another process held a lock for as long as this one was to wait."""
 
 
 @contextmanager
 def file_lock(
     path: Path, *, wait_s: float = 0.0, on_wait: Callable[[], object] | None = None
 ) -> Iterator[None]:
-    """Hold an exclusive lock between processes while the block runs.
+    """Holds an exclusive lock between processes while the block runs.
 
-    The operating system releases the lock when its process ends, however it ends. The file stays.
+    The operating system releases the lock when the process ends, however it ends. The lock file
+    stays.
 
     Args:
         path: the lock file; its folder is made if it is missing.
-        wait_s: how long to wait for another process that holds the lock.
+        wait_s: seconds to wait for another process that holds the lock.
         on_wait: called once, before waiting for another process.
     """
-    from filelock import FileLock, Timeout  # costs start-up time that few commands need
+    from filelock import FileLock, Timeout  # slow to import, and few commands lock
 
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, thread_local=False)
@@ -117,7 +118,7 @@ def file_lock(
 
 @contextmanager
 def writing(path: Path, *, error: type[SparsePipeError] = OutputError) -> Iterator[None]:
-    """Turns errors of the file system into one that names ``path`` and a remedy."""
+    """Turns an OSError of the block into an ``error`` that names ``path`` and a remedy."""
     try:
         yield
     except OSError as problem:
@@ -129,7 +130,7 @@ def writing(path: Path, *, error: type[SparsePipeError] = OutputError) -> Iterat
 
 
 def write_bytes_atomic(path: PathLike, content: bytes) -> Path:
-    """Writes ``content`` to ``path`` atomically and returns the path; raises a DataError where it
+    """Writes ``content`` to ``path`` atomically and returns the path; raises a DataError if it
     cannot be written.
     """
     target = Path(path)
@@ -139,14 +140,14 @@ def write_bytes_atomic(path: PathLike, content: bytes) -> Path:
 
 
 def write_text_atomic(path: PathLike, text: str) -> Path:
-    """As :func:`write_bytes_atomic`, in UTF-8, with half characters as their numbers."""
+    """Writes UTF-8 as :func:`write_bytes_atomic` does; lone surrogates become escapes."""
     return write_bytes_atomic(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_json(path: PathLike, value: Any) -> Path:
     """Writes ``value`` as indented JSON to ``path`` atomically and returns the path.
 
-    Beside JSON's own types, numpy and torch scalars and arrays (anything with ``tolist``), paths,
+    Besides JSON's own types, numpy and torch scalars and arrays (anything with ``tolist``), paths,
     sets, mappings and dataclasses are written as their plain counterparts. Numbers that are not
     finite become ``null``, since JSON has none.
     """
@@ -181,14 +182,14 @@ def _plain_json(value: Any) -> Any:
 
 
 def read_json(path: PathLike) -> Any:
-    """Reads a JSON file; raises a DataError where it is missing, not a regular one, or not JSON."""
+    """Reads a JSON file; raises a DataError if it is missing, not a regular file, or not JSON."""
     source = Path(path)
     try:
         return reading.parse_json(reading.read_text(source))
     except OSError as error:
         raise DataError(
             f"{source} cannot be read: {error.strerror or error}",
-            remedy="Check the path; a run writes this file when it gets that far.",
+            remedy="check the path; a run that ended early has not written this file",
         ) from error
     except ValueError as error:
         raise DataError(f"{source} cannot be read: {error}", remedy=_ANEW) from error
@@ -199,12 +200,12 @@ def read_mapping(path: PathLike, **needed: Callable[[Any, str], Any]) -> dict[st
 
     Args:
         path: the file.
-        needed: keys that it must have, and what checks the value of each, such as
+        needed: required keys, each with a function that checks its value, such as
             :func:`sparsepipe.utils.reading.amount`.
     """
     found = read_json(path)
     try:
-        values = dict(reading.mapping(found, "the whole"))
+        values = dict(reading.mapping(found, "its content"))
         for key, check in needed.items():
             check(values.get(key), f"'{key}'")
     except ValueError as error:
@@ -217,7 +218,7 @@ def read_mapping(path: PathLike, **needed: Callable[[Any, str], Any]) -> dict[st
 def write_csv(path: PathLike, rows: Sequence[Mapping[str, Any]]) -> Path:
     r"""Writes rows with the same keys as CSV in UTF-8, atomically, and returns the path.
 
-    Bytes of a file's name that are no text are written as ``\udcff``.
+    Bytes of file names that are not UTF-8 are written as escapes such as ``\udcff``.
     """
     if not rows:
         raise ValueError("a table without rows has no columns")
@@ -229,11 +230,11 @@ def write_csv(path: PathLike, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def read_csv(path: PathLike, *needed: str) -> list[dict[str, str]]:
-    """The rows of a CSV file with a line of names at its top; cells stay text, blanks stay blank.
+    """Reads the rows of a CSV file with a header; cells stay text, missing ones become empty.
 
     Args:
         path: the file.
-        needed: names of columns that it must have.
+        needed: names of columns that the file must have.
     """
     text = reading.read_text(path)
     try:
@@ -242,16 +243,16 @@ def read_csv(path: PathLike, *needed: str) -> list[dict[str, str]]:
     except csv.Error as error:
         raise ValueError(str(error)) from error
     if lacking := [name for name in needed if name not in (table.fieldnames or ())]:
-        raise ValueError(f"it has no column {' and none '.join(lacking)}")
+        raise ValueError(f"it has no column {' or '.join(lacking)}")
     return rows
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns are aligned; columns of numbers to the right.
+    """Formats a Markdown table with aligned columns, those of numbers to the right.
 
     Args:
         head: names of the columns.
-        rows: cells, as many as there are columns.
+        rows: cells of each row, one for each column.
     """
     columns = list(zip(head, *rows, strict=True))
     widths = [max(3, *map(len, column)) for column in columns]

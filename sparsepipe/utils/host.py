@@ -14,25 +14,25 @@ from pathlib import Path, PurePosixPath
 
 _GROUPS = Path("/sys/fs/cgroup")
 CPU_QUOTA = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
-"""Files with a quota and its period, in version 2 of control groups and in version 1."""
+"""Names of the files with a CPU quota and its period, in cgroup version 2 and in version 1."""
 
 
 def usable_cores() -> int:
-    """Cores that this process may keep busy."""
+    """Number of cores that this process may keep busy at a time."""
     return len(usable_core_numbers())
 
 
 def usable_core_numbers(*, despite_quota: bool = False) -> tuple[int, ...]:
     """Numbers of the cores that this process may use, as many as it may keep busy at a time.
 
-    These are the cores of its affinity (``taskset``, cpusets); where a quota of processor time
-    (``docker --cpus``, a limit of Kubernetes) is worth fewer cores, the first of them, or all
+    These are the cores of its affinity (``taskset``, cpusets). Where a quota of CPU time
+    (``docker --cpus``, a Kubernetes limit) allows fewer, they are the first of these, unless
     ``despite_quota``.
     """
     numbers = tuple(range(os.cpu_count() or 1))
     if hasattr(os, "sched_getaffinity"):
         numbers = tuple(sorted(os.sched_getaffinity(0)))
-    worth = []  # of this process's control groups, of which the least counts
+    worth = []  # cores that each control group of this process allows; the least counts
     for files in () if despite_quota else group_files("cpu", *CPU_QUOTA):
         with suppress(OSError, UnicodeDecodeError):
             worth.append(cores_of_quota(" ".join(file.read_text("ascii") for file in files)))
@@ -40,16 +40,16 @@ def usable_core_numbers(*, despite_quota: bool = False) -> tuple[int, ...]:
 
 
 def quota_limits() -> bool:
-    """Whether a quota limits the number of cores; the kernel then chooses which at any time."""
+    """Whether a quota limits the number of cores; which ones the kernel then uses may change."""
     return usable_cores() < len(usable_core_numbers(despite_quota=True))
 
 
 def cores_of_quota(text: str) -> int | None:
-    """Cores that a quota keeps busy, rounded up; None without a quota.
+    """Number of cores that a quota can keep busy, rounded up; None without a quota.
 
     Args:
         text: quota and period in microseconds, such as ``150000 100000``; ``max`` or -1 in place of
-            the quota is none.
+            the quota means none.
     """
     found = re.fullmatch(r"(\d+)\s+([1-9]\d*)\s*", text)
     return None if found is None else max(1, math.ceil(int(found[1]) / int(found[2])))
@@ -58,16 +58,16 @@ def cores_of_quota(text: str) -> int | None:
 def group_files(
     controller: str, names: Sequence[str], names_before: Sequence[str], *, own: str | None = None
 ) -> list[tuple[Path, ...]]:
-    """Files of this process's control groups and of all groups above.
+    """Paths of files of this process's control groups and of all groups above, nearest first.
 
-    The nearest come first; the least of their limits counts. A container mounts its own group as
-    the root, so that the named path need not exist.
+    The least of their limits counts. They need not exist, since a container mounts its own group
+    as the root.
 
     Args:
         controller: the cgroup controller of the limit, such as ``cpu`` or ``memory``.
-        names: names of the files that belong together in cgroup version 2.
+        names: names of files that belong together, in cgroup version 2.
         names_before: the same in version 1.
-        own: the content of ``/proc/self/cgroup``; None: it is read, if there is one.
+        own: the content of ``/proc/self/cgroup``; None: read from there, if it exists.
     """
     if own is None:
         file = Path("/proc/self/cgroup")
@@ -89,7 +89,7 @@ def group_files(
 
 
 def memory_bytes() -> int | None:
-    """Memory of this host; None where the platform does not say."""
+    """Physical memory of this host in bytes; None where the platform does not tell."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
@@ -97,7 +97,7 @@ def memory_bytes() -> int | None:
 
 
 def cpu_name() -> str:
-    """The processor's model as a name for the command line; see :func:`plain_name`."""
+    """Model of this host's CPU, as :func:`plain_name` writes it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -108,22 +108,22 @@ def cpu_name() -> str:
 
 
 def plain_name(model: str) -> str:
-    """A vendor's name of a processor without trademark signs and characters that need quoting.
+    """A vendor's name of a CPU without trademark signs and characters that need quoting.
 
-    Overrides on the command line name devices: Hydra does not parse ``Intel(R) Xeon(R) Processor``,
-    but it does parse ``Intel Xeon Processor``.
+    Overrides on the command line name devices, and Hydra parses ``Intel Xeon Processor`` but not
+    ``Intel(R) Xeon(R) Processor``.
     """
     unmarked = re.sub(r"\((?:R|TM|C)\)", "", model, flags=re.IGNORECASE)
     return " ".join(re.sub(r"[^\w .@/+-]", " ", unmarked).split())
 
 
-@functools.cache  # a process goes on with the modules that it has loaded
+@functools.cache  # a process keeps running the code that it has loaded
 def git_commit() -> str | None:
-    """The commit of the checkout this package runs from, with ``-dirty`` where files have changed.
-
-    To be called first at the start of a process: later calls return the same commit.
+    """Commit of the checkout that this package runs from, with ``-dirty`` if files have changed;
+    None without a checkout. The first call should come at the start of a process: later ones
+    return the same.
     """
-    if named := os.environ.get("SPARSEPIPE_COMMIT"):  # a copy without the history
+    if named := os.environ.get("SPARSEPIPE_COMMIT"):  # set for a copy without the history
         return named
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():

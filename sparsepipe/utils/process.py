@@ -1,7 +1,7 @@
-"""This process: memory that it frees, garbage that Python looks for, and its end with its parent.
+"""Settings of this process: freed memory, garbage collection, and ending with its parent.
 
-By default glibc returns large blocks, which the kernel must clear page by page when the next
-minibatch allocates them again. Without glibc, the functions on memory have no effect.
+By default glibc returns large blocks to the kernel, which must clear them page by page when the
+next minibatch allocates them again. Without glibc, the functions on memory have no effect.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from multiprocessing import connection
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # malloc.h
 _NEVER = -1
 _MANY = 65536
-"""glibc's default for the number of blocks that it maps one by one."""
+"""glibc's default for the largest number of blocks that it maps one by one."""
 _LARGE_BYTES = 128 * 1024
-"""glibc's initial size from which it maps a block by itself."""
+"""glibc's initial threshold: larger blocks are mapped one by one."""
 _VARIABLES = ("mmap_max", "mmap_threshold", "trim_threshold", "top_pad")
 """Settings of glibc's malloc that concern freed memory."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -33,10 +33,10 @@ _outlives = threading.Event()
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Pauses Python's collector of cyclic garbage, for imports of large libraries.
+    """Pauses Python's cyclic garbage collector while the block imports large libraries.
 
-    They make objects that stay, among which the collector would search in vain: a sixth of the
-    time that it takes to import PyTorch and Lightning.
+    Their objects stay, so that collecting finds nothing: it would take a sixth of the time of
+    importing PyTorch and Lightning.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -53,8 +53,8 @@ def has_glibc() -> bool:
 
 
 def user_decides(environment: Mapping[str, str]) -> bool:
-    """Whether variables such as ``MALLOC_TRIM_THRESHOLD_``, with which the process was started,
-    configure glibc's malloc.
+    """Whether environment variables such as ``MALLOC_TRIM_THRESHOLD_`` configure what glibc's
+    malloc does with freed memory.
     """
     tunables = environment.get("GLIBC_TUNABLES", "")
     return any(
@@ -64,10 +64,10 @@ def user_decides(environment: Mapping[str, str]) -> bool:
 
 
 def keep_freed_memory() -> None:
-    """Lets the process keep freed memory for later allocations, unless the user decides.
+    """Lets the process keep freed memory for later allocations, unless the user configured malloc.
 
-    Its memory then stays at its peak, which may be higher than otherwise, since kept blocks leave
-    holes between them.
+    Its memory use then stays at its peak, which may be higher than otherwise, since kept blocks
+    leave holes between them.
     """
     if has_glibc() and not user_decides(os.environ):
         libc = ctypes.CDLL(None)
@@ -76,9 +76,9 @@ def keep_freed_memory() -> None:
 
 
 def give_freed_memory_back() -> None:
-    """Returns free memory to the system, and large blocks whenever they are freed from now on.
+    """Returns free memory to the system now, and large blocks from now on when they are freed.
 
-    Blocks that fit into holes between others, as where memory was kept before, are not returned.
+    Blocks in holes between others, which memory kept before leaves, are not returned.
     """
     if has_glibc():
         libc = ctypes.CDLL(None)
@@ -89,15 +89,14 @@ def give_freed_memory_back() -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Lets the kernel kill this process as soon as its parent has ended, however that happens.
+    """Has the kernel kill this process as soon as its parent ends, however that happens.
 
-    This needs no thread of this process, which may be stopped or import something for seconds. The
-    kernel takes the thread that has started this process for the parent, and forgets the request
-    when the process changes its rights. On systems other than Linux a thread looks for the parent
-    twice a second.
+    This needs no thread, which may be stopped or held up by an import for seconds. To the kernel
+    the parent is the thread that started this process; it forgets the request when the process
+    changes its credentials. On systems other than Linux a thread checks the parent twice a second.
 
     Args:
-        parent: number of the parent; this process ends at once if it has another one already.
+        parent: process id of the parent; this process ends at once if that is no longer its parent.
     """
     _outlives.clear()
     if sys.platform != "linux" or ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
@@ -113,16 +112,16 @@ def end_with_parent(parent: int) -> None:
 
 
 def outlive_parent() -> None:
-    """Takes :func:`end_with_parent` back."""
+    """Undoes :func:`end_with_parent`."""
     _outlives.set()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def exit_with_parent() -> None:
-    """Exits this process, which ``multiprocessing`` has started, as soon as its parent has ended.
+    """Exits this process, started by ``multiprocessing``, as soon as the one that started it ends.
 
-    The kernel's parent of such a process may be a fork server, so a thread waits for the end.
+    To the kernel, the parent of such a process may be a fork server, so a thread waits instead.
     """
     parent = multiprocessing.parent_process()
     if parent is None:

@@ -1,4 +1,4 @@
-"""How far work is: a bar on a terminal, elsewhere a log line when nothing was logged for long."""
+"""Progress of work: a bar on a terminal, elsewhere a log line when nothing was logged for long."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from threading import Event, Thread
 log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
-"""Seconds that only grow."""
+"""Returns seconds that never decrease."""
 
 
 class Silence:
-    """Since when nothing was logged.
+    """Tracks how long nothing has been logged, and logs progress when that is too long.
 
-    A job whose lines come more often, say one for each epoch, gets no further ones, and one that
-    is over before ``longest_s`` none at all.
+    A job that logs more often, say a line an epoch, gets no further lines, and a job that ends
+    within ``longest_s`` gets none at all.
 
     Args:
-        longest_s: seconds after which work that goes on says how far it is.
-        clock: seconds that only grow.
+        longest_s: seconds without a log line after which progress is logged.
+        clock: returns seconds that never decrease.
     """
 
     def __init__(self, *, longest_s: float = 30.0, clock: Clock = time.monotonic) -> None:
@@ -31,11 +31,11 @@ class Silence:
         self._last_s = clock()
 
     def broken(self) -> None:
-        """Counts from now on: something was logged."""
+        """Restarts the count, since something was logged."""
         self._last_s = self._clock()
 
     def break_if_due(self, text: Callable[[], str]) -> float:
-        """Logs ``text()`` if nothing was logged for too long; returns seconds to the next line."""
+        """Logs ``text()`` if a line is due; returns the seconds until the next one is."""
         if self._last_s + self.longest_s <= self._clock():
             self.broken()
             log.info("%s", text())
@@ -43,9 +43,9 @@ class Silence:
 
     @contextmanager
     def watched(self, text: Callable[[], str]) -> Iterator[None]:
-        """While the block runs, a thread logs ``text()`` whenever a line is due.
+        """Logs ``text()`` whenever a line is due while the block runs.
 
-        A thread, because a single batch or file may take longer than a silence may.
+        A thread does so, because a single batch or file may take longer than ``longest_s``.
         """
         ended = Event()
 
@@ -63,16 +63,16 @@ class Silence:
 
 
 SILENCE = Silence()
-"""That of this process; :mod:`sparsepipe.runs.logs` breaks it with each line."""
+"""The silence of this process; :mod:`sparsepipe.runs.logs` breaks it with each line."""
 
 
 class Count:
-    """How many of some things are done, as text with the time that they took and what is left.
+    """Counts items as they are done; its text has their number, the time taken and the time left.
 
     Args:
-        what: is done, such as ``modelling shapes``.
-        total: number of things; None: unknown.
-        clock: seconds that only grow.
+        what: what is being done, such as ``modelling shapes``.
+        total: number of items; None: unknown.
+        clock: returns seconds that never decrease.
     """
 
     def __init__(
@@ -83,7 +83,9 @@ class Count:
         self._done = self._own = 0
 
     def reached(self, done: int | None = None) -> None:
-        """This many are done, by default one more; what the first call exceeds 1 by was before."""
+        """Sets the number of items done, by default one more. The time left follows from those of
+        this process: of the first call's items it has done only the last one.
+        """
         done = self._done + 1 if done is None else done
         self._own += 1 if not self._own else done - self._done
         self._done = done
@@ -101,7 +103,7 @@ class Count:
 
 
 def duration_text(seconds: float) -> str:
-    """Text such as ``45 s``, ``12 min``, ``3.4 h`` and ``41 h``."""
+    """Formats a duration as ``45 s``, ``12 min``, ``3.4 h`` or ``41 h``."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 120 * 60:
@@ -112,8 +114,10 @@ def duration_text(seconds: float) -> str:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int], None]]:
-    """Shows how far the block is; yields a function ``advance(total)`` that counts one item."""
-    from rich.console import Console  # takes a while, and most commands have nothing to show
+    """Shows the block's progress; yields a function ``advance(total)`` that counts one of ``total``
+    items as done.
+    """
+    from rich.console import Console  # slow, and most commands show no progress
     from rich.progress import MofNCompleteColumn, Progress
 
     console, count = Console(stderr=True), Count(what)

@@ -1,7 +1,7 @@
-"""Reading files that users give: regular ones of a limited size.
+"""Reads files that users give: regular files of a limited size.
 
-What is wrong with a file is an ``OSError`` or a ``ValueError`` here; :func:`explained` makes an
-error of it that names the file and the remedy. Errors of values name their place in the file.
+The functions raise an ``OSError``, or a ``ValueError`` that names the wrong value's place in the
+file; :func:`explained` turns both into an error that names the file and a remedy.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 from sparsepipe.errors import SparsePipeError
 
 LARGEST = 1e18
-"""No amount in a file may be larger: sums and products of a few of them are finite, and 1e18 bytes
-or seconds are more than anybody has."""
+"""The largest amount in a file: sums and products of a few amounts stay finite, and nobody has 1e18
+bytes or seconds."""
 _TEXT_BYTES = 64 << 20
 shown = reprlib.repr
-"""A value in a message, however long it is."""
+"""Abbreviates a value for a message."""
 _TOO_DEEP = "it is nested too deeply"
 
 
@@ -31,14 +31,14 @@ _TOO_DEEP = "it is nested too deeply"
 def explained(
     path: Path, what: str, *, error: type[SparsePipeError], remedy: str
 ) -> Iterator[None]:
-    """Names the file where the block cannot read it.
+    """Turns errors of the block, which reads a file, into errors that name the file.
 
     Args:
         path: the file.
-        what: it should be, such as "profile".
-        error: that is raised for errors of the file system and of values; those of SparsePipe keep
-            their type and their remedy.
-        remedy: of other errors.
+        what: what the file should be, such as "profile".
+        error: type of the error raised for an OSError or ValueError; a SparsePipeError keeps its
+            type and its remedy.
+        remedy: remedy of that error.
     """
     try:
         yield
@@ -51,13 +51,13 @@ def explained(
             f"the {what} {path} cannot be read: {problem.strerror or problem}", remedy=remedy
         ) from problem
     except ValueError as problem:
-        raise error(f"{path} is no {what}: {problem}", remedy=remedy) from problem
+        raise error(f"{path} is not a valid {what}: {problem}", remedy=remedy) from problem
 
 
 def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
     """Raises an OSError unless a path leads to a regular file of at most ``limit_bytes``.
 
-    To read a pipe might wait for ever, and a device never ends.
+    Reading a pipe might wait for ever, and a device never ends.
     """
     status, mode = path.stat(), path.stat().st_mode
     if not stat.S_ISREG(mode):
@@ -73,19 +73,19 @@ def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
 
 
 def read_text(path: str | os.PathLike[str], *, limit_bytes: int = _TEXT_BYTES) -> str:
-    """The text of a regular file in UTF-8, without the mark that some editors begin it with.
+    """Reads the text of a regular file in UTF-8, without a byte order mark.
 
-    Raises an OSError or a ValueError where it is no such file.
+    Raises an OSError if it is not a regular file or too large, a ValueError if not in UTF-8.
     """
     check_regular(Path(path), limit_bytes=limit_bytes)
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"it is not a text in UTF-8 (at byte {error.start:,})") from error
+        raise ValueError(f"it is not text in UTF-8 (at byte {error.start:,})") from error
 
 
 def parse_json(text: str) -> Any:
-    """The value of a text in JSON; raises a ValueError that names the line."""
+    """Parses JSON text; raises a ValueError, with line and column for a syntax error."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -96,7 +96,7 @@ def parse_json(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a text in YAML; raises a ValueError that names the line."""
+    """Parses YAML text; raises a ValueError, with line and column for a syntax error."""
     import yaml
 
     try:
@@ -114,39 +114,39 @@ def is_amount(value: Any) -> bool:
 
 
 def amount(value: Any, place: str) -> float:
-    """A number from 0 to :data:`LARGEST`. Raises a ValueError for other values."""
+    """Returns a number from 0 to :data:`LARGEST`; raises a ValueError for other values."""
     if not is_amount(value):
         raise ValueError(f"{place} is {shown(value)}, not a number from 0 to {LARGEST:g}")
     return float(value)
 
 
 def whole(value: Any, place: str) -> int:
-    """A whole number from 0 to :data:`LARGEST`. Raises a ValueError for other values."""
+    """Returns an int from 0 to :data:`LARGEST`; raises a ValueError for other values."""
     if not (is_amount(value) and isinstance(value, int)):
-        raise ValueError(f"{place} is {shown(value)}, not a whole number from 0 on")
+        raise ValueError(f"{place} is {shown(value)}, not a whole number from 0 to {LARGEST:g}")
     return value
 
 
 def name(value: Any, place: str) -> str:
-    """A text that can be written to files. Raises a ValueError for other values."""
+    """Returns text that UTF-8 can encode; raises a ValueError for other values."""
     if not isinstance(value, str):
-        raise ValueError(f"{place} is {shown(value)}, not a text: put it in quotes")
+        raise ValueError(f"{place} is {shown(value)}, not text: put it in quotes")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{place} is {shown(value)}, which has half a character") from None
+        raise ValueError(f"{place} is {shown(value)}, which contains half a character") from None
     return value
 
 
 def listing(value: Any, place: str) -> list[Any]:
-    """A list. Raises a ValueError for other values."""
+    """Returns a list; raises a ValueError for other values."""
     if not isinstance(value, list):
         raise ValueError(f"{place} is {shown(value)}, not a list")
     return value
 
 
 def mapping(value: Any, place: str) -> Mapping[str, Any]:
-    """A mapping with names as keys. Raises a ValueError for other values."""
+    """Returns a mapping whose keys are names; raises a ValueError for other values."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{place} is {shown(value)}, not a mapping")
     for key in value:

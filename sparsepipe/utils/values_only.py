@@ -1,4 +1,4 @@
-"""Torch's files, read as values: tensors, numpy's arrays and numbers, plain values; no code."""
+"""Reads torch's files as values (tensors, numpy arrays and numbers, plain ones), without code."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 
 
 def load_values(path: Path, *, mmap: bool = False) -> Any:
-    """The content of a file, on the CPU; torch refuses one that holds more than values."""
+    """Loads a file onto the CPU; torch refuses one that holds anything other than values."""
     with numpy_allowed():
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap or None)
 
 
 def numpy_allowed() -> AbstractContextManager[None]:
-    """Context in which ``torch.load`` with ``weights_only`` reads numpy's arrays and numbers, too.
+    """Lets ``torch.load`` with ``weights_only`` also read numpy arrays and numbers in a block.
 
-    Arrays of objects and of records stay refused: their types are not among those allowed.
+    Arrays of objects and of records are still refused: their types are not allowed.
     """
     makers: dict[str, Any] = {
         "scalar": np.float64(0).__reduce__()[0],

@@ -205,7 +205,7 @@ def test_several_mistakes_are_reported_at_once() -> None:
         (["modle=mlp"], "unknown key 'modle' (nearest: 'model')"),
         (["trainer.max_epochs=[1"], "the configuration cannot be composed"),
         (["logger=null"], "'logger' has no option 'null'"),
-        (["data=shapes", "seed=0,1"], "data=shapes seed=0,1; a list is"),
+        (["data=shapes", "seed=0,1"], "data=shapes seed=0,1; write a list as"),
     ],
 )
 def test_command_line_refuses(tmp_path: Path, arguments: list[str], message: str):

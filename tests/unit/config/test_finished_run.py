@@ -86,7 +86,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         from_run(["--from", str(tmp_path)])
     (tmp_path / "config.yaml").write_text("a: 1")
-    with pytest.raises(ConfigError, match="no configuration of a run"):
+    with pytest.raises(ConfigError, match="not a valid configuration of a run"):
         from_run(["--from", str(tmp_path)])
     with pytest.raises(ConfigError, match="cannot be read"):
         from_run(["seed=1", "--from"])

@@ -102,7 +102,7 @@ def test_own_options_beside_ours(tmp_path: Path) -> None:
 
 
 def test_a_group_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match=r"no group 'modle' \(nearest: 'model'\)"):
+    with pytest.raises(ConfigError, match=r"unknown group 'modle' \(nearest: 'model'\)"):
         list_options([config_dir()], width=100, group="modle")
 
 

@@ -142,7 +142,7 @@ def test_runs_that_cannot_be_read_are_not_missing(report: Report, tmp_path: Path
 
 def test_a_file_that_is_no_ledger(report: Report, tmp_path: Path) -> None:
     (tmp_path / "ledger.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match="no ledger"):
+    with pytest.raises(DataError, match="not a valid ledger"):
         report("name=table2", f"task.where={tmp_path / 'ledger.csv'}")
 
 

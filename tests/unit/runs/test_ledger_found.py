@@ -68,7 +68,7 @@ def test_a_given_file_that_is_no_ledger_is_refused(tmp_path: Path, name: str) ->
     leave(outputs, "a", "1")
     (file,) = [path for path in leave_others(outputs) if path.parent.name == name]
     for where, experiment in ((file, None), (outputs / name, None), (outputs, name)):
-        with pytest.raises(DataError, match=r"is no ledger|more than once") as error:
+        with pytest.raises(DataError, match=r"is not a valid ledger|more than once") as error:
             load_results(where, experiment=experiment)
         assert error.value.message.startswith(str(file))
 

@@ -184,7 +184,7 @@ def test_the_table_names_the_best_by_the_objective_and_the_search_its_run(
     config.hydra.sweeper.direction = "maximize"
     SweepTable().on_multirun_end(config)
     (tmp_path / "optimization_results.yaml").write_bytes(b"\xff")
-    with pytest.raises(DataError, match=r"optimization_results\.yaml is no result of a search"):
+    with pytest.raises(DataError, match=r"results\.yaml is not a valid result of a search"):
         SweepSearch().on_multirun_end(config)  # of which Hydra warns
     assert f"parts/0, run {tmp_path / 'runs' / '0'}" in said.messages[-1]
 

@@ -91,7 +91,7 @@ def test_json_refuses_what_has_no_plain_counterpart(tmp_path):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("[1]", "the whole is [1], not a mapping"),
+        ("[1]", "its content is [1], not a mapping"),
         ("{}", "'time' is None, not a number from 0"),
         ('{"time": "noon"}', "'time' is 'noon', not a number from 0"),
     ],

@@ -45,7 +45,7 @@ def test_errors_name_the_file_once(tmp_path: Path) -> None:
         reading.explained(path, "plan", error=ConfigError, remedy="correct it"),
     ):
         raise ValueError("stages is 7")
-    assert caught.value.message == f"{path} is no plan: stages is 7"
+    assert caught.value.message == f"{path} is not a valid plan: stages is 7"
     with (
         pytest.raises(DataError) as kept,
         reading.explained(path, "plan", error=ConfigError, remedy="correct it"),

@@ -42,7 +42,7 @@ def test_csv_can_be_read_back(tmp_path):
     [
         (b"predicted\nchair\n", "no column actual"),
         (b"", "no column actual"),
-        (b"actual\n\xff\n", "not a text in UTF-8"),
+        (b"actual\n\xff\n", "not text in UTF-8"),
         (b"actual\n" + b"a" * 200_000, "field larger than"),
     ],
 )
