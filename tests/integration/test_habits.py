@@ -420,12 +420,12 @@ HABITS = {
     "`optimizer_step` with a warm-up of the rate": Habit(module=hooked(optimizer_step=_warm_up)),
     "`optimizer_step` that skips updates (`else: optimizer_closure()`)": Habit(
         module=hooked(optimizer_step=_skip),
-        message="optimizer_step calls optimizer_closure by itself",
+        message="optimizer_step calls optimizer_closure without",
         early=False,
     ),
     "two updates of one batch": Habit(
         module=hooked(optimizer_step=_twice),
-        message="makes two updates of one batch",
+        message="makes two updates with one batch",
         early=False,
     ),
     '`gradient_clip_algorithm="value"`': Habit(

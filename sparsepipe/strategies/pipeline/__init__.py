@@ -1,4 +1,4 @@
-"""Pipelines over the layers of a network as Lightning Strategies."""
+"""Pipelines over the layers of a network as Lightning strategies."""
 
 from sparsepipe.strategies.pipeline.asynchronous import PipelineStrategy
 from sparsepipe.strategies.pipeline.dataloaders import RemoteBatch

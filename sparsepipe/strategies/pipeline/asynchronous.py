@@ -37,31 +37,31 @@ class PipelineStrategy(StagedStrategy):
     (PipeDream's 1F1B with weight stashing), so that gradients of early stages are some
     updates old. One Lightning step is one minibatch for each replica of stage 0. The pipeline is
     empty before validation, before checkpoints and at the end of each epoch. With one device a run
-    is that of a plain Trainer, bit for bit; ``docs/pipeline.md`` lists what else is different.
+    is that of a plain Trainer, bit for bit; ``docs/pipeline.md`` lists the differences otherwise.
 
     Args:
-        config: replicas of each stage, such as "2-1"; by default one device a stage.
-        cuts: first layer of each stage but the first; by default computed.
-        grids: of each stage the shape of the grid of ranks that share each sample (spatial
-            parallelism), such as [None, [1, 2]]; None for those of one device, or of replicas.
+        config: number of replicas of each stage, such as "2-1"; by default one device per stage.
+        cuts: number of the first layer of each stage but the first; by default computed.
+        grids: for each stage, the shape of the grid of ranks that share each sample (spatial
+            parallelism), such as [None, [1, 2]]; None for a stage of one device, or of replicas.
             A grid counts as one replica in ``config``.
-        balance: what stages without ``cuts`` share evenly: ``flops`` of a batch's forward,
+        balance: what stages share evenly, without ``cuts``: ``flops`` of a batch's forward pass,
             ``parameters`` or ``layers``.
-        layers: name of the Sequential; by default the only one.
-        mode: weights of a minibatch: ``stash``, ``vertical_sync``, ``spectrain`` or ``none``.
-        predict_backward: SpecTrain predicts for backward passes too, and both passes look to the
-            end of the minibatch's way instead of to its own update, after its paper's idea
+        layers: name of the Sequential; by default ``layers``, or the only one.
+        mode: which weights a minibatch uses: ``stash``, ``vertical_sync``, ``spectrain`` or
+            ``none``.
+        predict_backward: whether SpecTrain predicts weights for backward passes too, and for both
+            passes those at the minibatch's return to stage 0 instead of those at its own update
             (see :func:`~sparsepipe.schedule.versions.until_return`).
-        send_input: the last stage gets the input of the layers as well, for steps that use
-            it afterwards.
-        keyed_randomness: draws in a layer depend on (seed, minibatch, layer) alone, so that a
-            run does not depend on the plan; needs ``seed_everything``.
-        timeout_s: limit of every wait for another rank.
+        send_input: whether the last stage also gets the input of the layers, for steps that use
+            it for more than calling them.
+        keyed_randomness: whether random draws in a layer depend only on (seed, minibatch, layer),
+            so that a run does not depend on the plan; needs ``seed_everything``.
+        timeout_s: longest wait for another rank, in seconds.
         process_group_backend: ``gloo`` (the default, also for CUDA) or ``nccl``.
-        direct: tensors go from device to device over NCCL; a CUDA device for every rank.
-        slowdown: factor by which this rank's device is made slower, by pauses.
-        cluster_environment: by default the ranks of an elastic agent, ``torchrun`` or
-            Lightning's own launcher.
+        direct: whether tensors go from device to device over NCCL; every rank needs a CUDA device.
+        slowdown: factor, at least 1, by which pauses slow this rank's device down.
+        cluster_environment: tells this process its rank; by default ``RankEnvironment``.
     """
 
     strategy_name = "sparsepipe_async"

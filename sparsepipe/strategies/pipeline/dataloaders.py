@@ -1,7 +1,7 @@
 """Data loaders of equal length for every rank.
 
-Only stage 0 reads batches. Every rank walks through as many steps, with a stand-in for the
-batch on ranks that do not read, or have read all of theirs.
+Only stage 0 reads batches. Every rank goes through the same number of steps, with a stand-in
+for the batch on ranks that do not read, or have read all of theirs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _PASSED_ON = ("sampler", "batch_sampler", "dataset", "generator", *_STATE)
 _LENGTHS = "lengths_of_readers"
 
 
-@dataclass(slots=True, eq=False)  # Lightning refuses frozen ones
+@dataclass(slots=True, eq=False)  # Lightning refuses frozen data classes
 class RemoteBatch:
-    """Stands for a batch that another rank reads, in hooks of ranks that do not read it."""
+    """Stands in for a batch that another rank reads, in the hooks of all other ranks."""
 
     size: Tensor = field(default_factory=lambda: torch.tensor(1))
-    """Lightning takes a number's tensor for one sample, where hooks log beside the batch."""
+    """A scalar, which Lightning counts as one sample when hooks log values of this batch."""
 
     def to(self, *args: Any, **kwargs: Any) -> RemoteBatch:
         return self
@@ -40,10 +40,7 @@ REMOTE_BATCH = RemoteBatch()
 
 
 class Padded:
-    """A loader followed by stand-ins up to a length, whatever length the loader reports.
-
-    Of one that does not read (``reads``) all are stand-ins.
-    """
+    """A loader followed by stand-ins, ``length`` in all; unless it ``reads``, all are stand-ins."""
 
     def __init__(self, loader: Iterable[Any], length: int, *, reads: bool = True) -> None:
         self.loader, self.reads = loader, reads
@@ -67,23 +64,23 @@ class Padded:
 
 
 def adapt_loader(loader: Any, *, reader: int | None) -> Any:
-    """A loader for this rank; every rank must call this, in the same order.
+    """Adapts a loader to this rank; every rank must call this, in the same order.
 
-    ``reader`` is the number of this rank's replica of stage 0; None where it does not read.
+    ``reader`` is the number of this rank's replica of stage 0; None if it does not read.
     """
     length = sized_len(loader)
     reported = process_group.gather_objects((reader, -1 if length is None else length))
     lengths = [n for r, n in sorted((r, n) for r, n in reported if r is not None)]
     if min(lengths) < 0:
         raise ConfigError(
-            f"the number of batches of {type(loader).__name__} is not known, and a pipeline must "
-            "know when to drain",
+            f"{type(loader).__name__} has an unknown number of batches, but a pipeline must know "
+            "when to drain",
             remedy="use a data set with a length (no IterableDataset), or give the loader one",
         )
     longest = lengths[0]
     if lengths != sorted(lengths, reverse=True) or longest - lengths[-1] > 1:
         raise ConfigError(
-            f"the replicas of stage 0 have {', '.join(map(str, lengths))} batches",
+            f"replicas of stage 0 have {', '.join(map(str, lengths))} batches, not dealt in turn",
             remedy="use a sampler that deals batches out in turn, as DistributedSampler does",
         )
     exact = isinstance(loader, DataLoader) and not has_iterable_dataset(loader)
@@ -97,11 +94,11 @@ def adapt_loader(loader: Any, *, reader: int | None) -> Any:
 def count_minibatches(
     loaders: Sequence[Any], batch_idx: int, batch: Any, *, reader: int | None
 ) -> int:
-    """Minibatches that the readers together have in a step, of loaders of :func:`adapt_loader`."""
+    """Counts the minibatches of all readers in a step, for loaders of :func:`adapt_loader`."""
     known: list[list[int]] = [getattr(loader, _LENGTHS) for loader in loaders]
     if len(known) > 1 and any(lengths[0] != lengths[-1] for lengths in known):
         raise ConfigError(
-            "several loaders are read side by side, and not all ranks have as many batches",
+            "several loaders are read side by side, but ranks have different numbers of batches",
             remedy="use samplers that give each rank the same number, or one loader",
         )
     count = len(known[0])
@@ -109,14 +106,14 @@ def count_minibatches(
         count = sum(length > batch_idx for length in known[0])
     if reader is not None and reader < count and is_remote(batch):
         raise ConfigError(
-            f"the loader ended before batch {batch_idx + 1}, which its length promises",
+            f"the loader ended before batch {batch_idx + 1}, although its length includes it",
             remedy="correct the length of the data set or of its sampler",
         )
     return count
 
 
 def has_state(loader: Any) -> bool:
-    """Whether a loader knows its own place."""
+    """Whether a loader can save and restore its place."""
     return all(callable(getattr(loader, name, None)) for name in _STATE)
 
 

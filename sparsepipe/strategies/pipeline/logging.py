@@ -1,8 +1,8 @@
-"""Values that a step logs, carried from the last stage to every rank.
+"""Carries the values that a step logs from the last stage to every rank.
 
-``self.log`` on the last stage is recorded instead of done. Records are shown where they come by; at
-a drain every rank repeats all of them in the order of the minibatches, and holds bitwise what one
-process would.
+The last stage records calls of ``self.log`` instead of executing them. Ranks log the records that
+pass them; at a drain, every rank replays all records in the order of minibatches, and then has the
+same values as one process, bit for bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sparsepipe.strategies.metrics import last_result, set_last_result
 
 _LOG = inspect.signature(pl.LightningModule.log)
 _DROPPED = ("self", "name", "value", "sync_dist", "sync_dist_group", "rank_zero_only")
-"""Arguments of ``self.log`` that are no options where every rank holds everything."""
+"""Arguments of ``self.log`` that are kept apart, or useless as every rank has all values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,10 @@ class Logged:
     """One call of ``self.log``.
 
     Attributes:
-        value: the number; of a metric, what its last call returned, if it was called.
-        dtype: that of a tensor.
-        metric: attribute of the module that was logged.
+        value: the number; for a metric, what its last call returned; None if it was only updated.
+        dtype: the value's dtype if it was a tensor.
+        metric: for a metric, the name of the module's attribute.
+        options: the other arguments.
     """
 
     name: str
@@ -50,7 +51,7 @@ Logs = tuple[Logged, ...]
 
 
 class LogRecorder:
-    """Records calls of ``self.log`` of a module instead of doing them."""
+    """Records a module's calls of ``self.log`` instead of executing them."""
 
     def __init__(self, module: pl.LightningModule) -> None:
         self._module = module
@@ -60,10 +61,10 @@ class LogRecorder:
 
     @contextmanager
     def recording(self, batch: Any, *, hook: str) -> Iterator[list[Logged]]:
-        """Records what a step logs within."""
+        """Context in which a step, ``hook``, logs into a list; yields the list."""
         notes: list[Logged] = []
         really = self._module.log
-        size: int | None = None  # of the batch, which is found out once
+        size: int | None = None  # of the batch, determined once
 
         def log(*args: Any, **kwargs: Any) -> None:
             nonlocal size
@@ -101,7 +102,7 @@ class LogRecorder:
 
 
 class LogReplay:
-    """Repeats recorded calls of ``self.log`` on this rank."""
+    """Replays on this rank the calls of ``self.log`` that the last stage has recorded."""
 
     def __init__(self, module: pl.LightningModule) -> None:
         self._module = module
@@ -110,9 +111,9 @@ class LogReplay:
         self._epoch = -1
 
     def replay(self, minibatches: Iterable[Logs], *, hook: str) -> None:
-        """Repeats the calls of minibatches since the last drain, after those of earlier drains.
+        """Replays the calls of the minibatches since the last drain, after those of earlier drains.
 
-        What :meth:`append` has shown of them in the meantime is forgotten.
+        What :meth:`append` has logged of them in the meantime is discarded.
         """
         trainer = self._module.trainer
         results = internals.logged_values(trainer)
@@ -131,7 +132,7 @@ class LogReplay:
                 self._sums[key] = {n: held[n] for n in internals.ACCUMULATED if n in held}
 
     def append(self, minibatches: Iterable[Logs], *, hook: str) -> None:
-        """Repeats the calls of further minibatches."""
+        """Replays the calls of further minibatches."""
         results = internals.logged_values(self._module.trainer)
         with internals.logging_hook(self._module, hook):
             for note in (note for logs in minibatches for note in logs):
@@ -141,8 +142,8 @@ class LogReplay:
                 if note.metric is not None:
                     result, value = value, self._module.get_submodule(note.metric)
                     set_last_result(value, result)
-                # self.log checks everything anew in each call, which takes about a millisecond.
-                # A value with the options of an earlier one is added to it without that.
+                # Checks of self.log take about a millisecond in each call. A value with the
+                # options of an earlier one is added to it without them.
                 can_add = results is not None and results.dataloader_idx is None
                 key, options = f"{hook}.{note.name}", dict(note.options)
                 size = options.pop("batch_size", None) or 1
@@ -150,7 +151,7 @@ class LogReplay:
                     if key in results and self._options.get(key) == options:
                         results.update_metrics(key, value, size)
                         continue
-                    self._options[key] = options  # self.log compares with what it has
+                    self._options[key] = options  # self.log compares them itself
                 self._module.log(note.name, value, **note.options)
 
 
@@ -158,7 +159,7 @@ class LogReplay:
 def replaced_log(
     module: pl.LightningModule, log: Callable[..., None] = lambda *args, **kwargs: None
 ) -> Iterator[None]:
-    """Within, ``self.log`` of a module is another function, by default one that does nothing."""
+    """Context in which ``log`` replaces a module's ``self.log``; by default it does nothing."""
     object.__setattr__(module, "log", log)
     try:
         yield
@@ -170,14 +171,14 @@ _REDUCTIONS: Mapping[Any, Callable[[Sequence[float]], float]] = {
     **{"sum": sum, "max": max, "min": min},
     **{torch.sum: sum, torch.max: max, torch.min: min},
 }
-"""Ways of ``self.log`` to reduce values other than their mean."""
+"""Reductions by ``reduce_fx``, an argument of ``self.log``, other than the mean."""
 
 
 def merge_logs(parts: Sequence[tuple[int, Logs]]) -> Logs:
-    """One minibatch's logs, from those of its microbatches, each with its number of samples.
+    """Merges the logs of a minibatch's microbatches, each given with its number of samples.
 
-    A value is reduced over microbatches by its ``reduce_fx``, as over steps; a mean counts each by
-    its samples. What a call of a metric returned is averaged likewise.
+    A value is reduced over microbatches by its ``reduce_fx``, as over steps; a mean weights each
+    by its samples. Values that calls of a metric returned are averaged likewise.
     """
     if len(parts) == 1:
         return parts[0][1]

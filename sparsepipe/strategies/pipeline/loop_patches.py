@@ -1,4 +1,4 @@
-"""Changes to Lightning's loops while a pipeline runs: where they make ranks wait or disagree."""
+"""Changes Lightning's loops while a pipeline runs, where ranks would wait or disagree."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from sparsepipe.strategies.pipeline.dataloaders import is_remote
 class LoopPatches:
     """Changes that are made at setup and undone at teardown.
 
-    - Lightning broadcasts at each step whether rank 0 had a signal, and once more within
-      the signal's handler. Off.
+    - Lightning's broadcasts of whether rank 0 received a signal, at each step and within the
+      signal's handler, are off.
     - A stop that one rank requests in a step or at an epoch's end, or a signal that it received,
-      takes effect on all ranks after the same step, see :class:`StopAgreement`; the pipeline drains
-      there.
-    - A Timer (``max_time``) broadcasts after each step whether its time is over. Rank 0 requests
-      a stop instead.
-    - Where one rank reads, its loader stays as the user made it; where several do, Lightning's
-      samplers repeat no sample in evaluations.
+      takes effect on all ranks after the same step (see :class:`StopAgreement`), where the pipeline
+      drains.
+    - A Timer (``max_time``) does not broadcast after each step whether its time is over: rank 0
+      requests a stop instead.
+    - If one rank reads, its loader stays as the user made it; if several do, Lightning's samplers
+      repeat no sample in evaluations.
     - Stand-ins for batches do not go through the user's hooks for batches.
     """
 
@@ -35,7 +35,7 @@ class LoopPatches:
     ) -> None:
         self._trainer, self._module, self._drain = trainer, trainer.lightning_module, drain
         self._callbacks: tuple[pl.Callback, ...] = ()
-        self._agreed = False  # by all ranks; trainer.should_stop may be a request of this one
+        self._agreed = False  # on a stop; trainer.should_stop may be this rank's own request
         self._alone = (ranks := sum(replicas)) == 1
         self._stop, self._signal = StopAgreement(spread=2 * ranks), StopAgreement(spread=2 * ranks)
         connector = internals.accelerator_connector(trainer)
@@ -60,8 +60,8 @@ class LoopPatches:
         for timer in callbacks:
             if isinstance(timer, Timer):
                 timer.on_train_batch_end = partial(internals.after_timed_step, timer)  # type: ignore[method-assign]
-        # The other callbacks find everything drained, and stops that they request are agreed on
-        # after them, by a checkpoint callback, since Lightning calls these last.
+        # The other callbacks find the pipeline drained. Stops that they request are agreed on
+        # after them, in a checkpoint callback, since Lightning calls these last.
         first, last = self._callbacks = pl.Callback(), Checkpoint()
         first.on_train_epoch_end = lambda *_: drain()  # type: ignore[method-assign]
         last.on_train_epoch_end = lambda *_: self.stop_for_all()  # type: ignore[method-assign]
@@ -78,9 +78,9 @@ class LoopPatches:
                 vars(callback).pop("on_train_batch_end", None)
 
     def drain_follows(self) -> bool:
-        """Whether the pipeline must be empty after this training step, as far as is known now.
+        """Whether the pipeline must drain after this training step, as far as can be told now.
 
-        All ranks come to the same answer, for which this rank's own request to stop is hidden.
+        All ranks get the same answer: this rank's own request to stop is ignored.
         """
         trainer = self._trainer
         steps = trainer.global_step + 1
@@ -104,18 +104,18 @@ class LoopPatches:
         self._agreed = self._trainer.should_stop = bool(process_group.highest(requested))
 
     def _on_signal(self, signum: Any, _: Any) -> None:
-        """Handles a signal to end; Lightning's launcher passes it on."""
+        """Handles a termination signal, and sends it to ranks that Lightning's launcher started."""
         signals, launcher = internals.signals(self._trainer), self._trainer.strategy.launcher
         if not signals.received_sigterm and launcher is not None:
             launcher.kill(signum)
         signals.received_sigterm = True
 
     def _after_step(self, _: Any) -> bool:
-        """Lightning calls this first after the last hook of a step."""
+        """Drains if need be, and returns whether to validate; called after a step's last hook."""
         trainer, signals = self._trainer, internals.signals(self._trainer)
         step = trainer.global_step
         if internals.finds_learning_rate(trainer):
-            self._agreed = trainer.should_stop  # the finder has broadcast it
+            self._agreed = trainer.should_stop  # the finder has broadcast its decision
         requested = trainer.should_stop and not self._agreed
         self._agreed = self._agreed or self._stop.reached(step, requested=requested)
         trainer.should_stop = self._agreed

@@ -34,14 +34,14 @@ from sparsepipe.strategies.pipeline.steps import TRAINING, ModuleSteps
 from sparsepipe.strategies.sharding import GlobalNorm
 
 MakeWorker = Callable[..., StageWorker[Any]]
-"""Makes a worker of what all of them need (:class:`StageWorker`)."""
+"""Makes a worker from the arguments that all workers take (:class:`StageWorker`)."""
 
 Options = dict[str, Any]
 """The options of one parameter group: all entries but its parameters."""
 
 
 class StageOptimizer:
-    """Runs hooks, clips gradients, and updates parameters with the options of the right step.
+    """Runs hooks, clips gradients, and updates parameters with the options of the update's step.
 
     Schedulers change an optimizer's options between Lightning steps. Replicas of a stage may
     apply the same update in different steps, and must all use the options of one step.
@@ -60,13 +60,13 @@ class StageOptimizer:
         self._options: dict[int, list[Options]] = {}
 
     def record(self, step: int) -> None:
-        """Records the options as those of a step; steps count from 0 after a drain."""
+        """Records the present options as those of ``step``; steps count from 0 after a drain."""
         if step == 0:
             self._options.clear()
         self._options[step] = self._present()
 
     def apply(self, gradients: Mapping[str, Tensor | None], *, loss: Tensor, step: int) -> None:
-        """Updates the parameters with the options of ``step``, which never falls."""
+        """Updates the parameters with the options of ``step``, which never decreases."""
         kind = type(self._optimizer).__name__
         for name, parameter in self._parameters.items():
             parameter.grad = gradients.get(name)
@@ -82,9 +82,9 @@ class StageOptimizer:
             if calls > 1 or state() != before:
                 raise ConfigError(
                     f"{kind} evaluates the network several times or at other weights for one "
-                    "update, and in a pipeline other minibatches are under way",
-                    remedy="use an optimizer that takes one gradient for an update, such as SGD "
-                    "or AdamW",
+                    "update, but in a pipeline other minibatches are under way",
+                    remedy="use an optimizer that needs one gradient per update, such as SGD or "
+                    "AdamW",
                 )
             return loss
 
@@ -97,10 +97,10 @@ class StageOptimizer:
             for name, value in after.items():
                 if name not in options or not bool(value == options[name]):
                     raise ConfigError(
-                        f"{kind}, or a hook of its step, changes {name!r} of its groups, and in a "
+                        f"{kind}, or a hook of its step, changes {name!r} of its groups, but in a "
                         "pipeline each update has the options of its own Lightning step",
                         remedy="use an optimizer with a state for each parameter, such as SGD or "
-                        "AdamW, and change options by schedulers",
+                        "AdamW, and change options with schedulers",
                     )
         for group, present in zip(self._optimizer.param_groups, now, strict=True):
             group.update(present)
@@ -123,10 +123,10 @@ def make_stage(
     recomputed: StageSpans,
     group: ProcessGroup | None,
 ) -> StageLayers:
-    """A rank's stage, in which ``recomputed`` spans of layers run again in their backward.
+    """Makes a rank's stage, in which ``recomputed`` spans of layers run again in their backward.
 
-    The layers of a stage that is a grid work on shards of the samples that they are given;
-    ``group`` are the ranks of this rank's stage.
+    The layers of a stage that is a grid work on shards of their samples; ``group`` is the process
+    group of this rank's stage.
     """
     number = placement.plan.stage_of(rank)
     (first, last), shape = placement.plan.stages[number].layers, placement.plan.stages[number].grid
@@ -151,13 +151,13 @@ def make_stage(
 class Pipeline:
     """Trains and evaluates on one rank; its worker calls it back for updates and logs.
 
-    Nothing is trained without an ``optimizer``; ``norm``, if given, clips by norm in place of
+    Without an ``optimizer`` nothing is trained; ``norm``, if given, clips by norm in place of
     ``precision``.
 
     Attributes:
-        parameters: those of this rank that learn, by name.
+        parameters: this rank's trainable parameters, by name.
         worker: runs this rank's share of every minibatch.
-        group: the ranks of this rank's stage.
+        group: process group of this rank's stage.
         loss: the loss of the last step, or minibatch, that came back to this rank.
     """
 
@@ -193,7 +193,7 @@ class Pipeline:
             send_input=send_input,
         )
         self._replay = LogReplay(module)
-        self._kept: list[tuple[Any, Any]] = []  # what orders a minibatch's logs, and these
+        self._kept: list[tuple[Any, Any]] = []  # as :meth:`note` gets them
         self.loss = torch.zeros((), device=module.device)
         leads = plan.leader_of(rank) == rank
         self._last_replica = plan.replica_of(rank) if part.is_last and leads else None
@@ -209,10 +209,10 @@ class Pipeline:
         self._updates.apply(gradients, loss=self.loss, step=step)
 
     def note(self, kept: Iterable[tuple[Any, Any]], logs: Logs) -> None:
-        """Shows what came back in training; ranks of the last stage keep it for the next drain.
+        """Logs what came back in training; ranks of the last stage keep it for the next drain.
 
-        ``kept`` has for each microbatch, or whole minibatch, what orders it, and the number of its
-        minibatch, of its samples, and its logs.
+        ``kept`` has, for each microbatch or whole minibatch, a key by which to sort it, and a
+        tuple: number of the minibatch, number of samples, logs.
         """
         if self._part.is_last:
             self._kept += kept
@@ -221,7 +221,7 @@ class Pipeline:
     # What the strategy calls.
 
     def train(self, batch: Any, arguments: tuple[Any, ...], *, count: int, number: int) -> None:
-        """One Lightning step: a round of stage 0 enters."""
+        """Runs one Lightning step, in which ``count`` minibatches enter, from ``number`` on."""
         self.steps.hook, self.steps.arguments = TRAINING, arguments
         assert self._updates is not None
         with self._part.silent():
@@ -229,18 +229,18 @@ class Pipeline:
                 parameters = dict(self._part.parameters())
                 if late := [name for name in parameters if name not in self.parameters]:
                     raise ConfigError(
-                        f"{late[0]} was frozen when the run began, and is to learn now",
-                        remedy="let it require a gradient from the beginning, with lr=0 in a group "
-                        "of the optimizer until it is to learn; or train in two runs",
+                        f"{late[0]} was frozen when the run began, but now requires a gradient",
+                        remedy="let it require a gradient from the beginning, with lr=0 in a "
+                        "parameter group until it is to learn; or train in two runs",
                     )
                 check_hooks(parameters)
             self._updates.record(self.worker.rounds)
             self.worker.feed(batch, count=count, number=number)
 
     def drain(self) -> None:
-        """Finishes what is under way; every rank then knows all that was logged.
+        """Finishes the minibatches under way; every rank then has all logged values.
 
-        Every rank must call it. Does nothing if nothing ran since the last time.
+        Every rank must call it. Does nothing if nothing has run since the last drain.
         """
         if not self.worker.rounds:
             return
@@ -254,10 +254,10 @@ class Pipeline:
     def evaluate(
         self, hook: str, batch: Any, arguments: tuple[Any, ...], *, count: int, predicts: bool
     ) -> Any:
-        """Sends a round forward.
+        """Sends a round of ``count`` minibatches forward.
 
-        Of predictions the result is that of this rank's batch, None on ranks that do not read;
-        results of other steps are known after :meth:`end_evaluation`.
+        Returns, if it ``predicts``, the result of this rank's batch; None on ranks that do not
+        read. Results of other steps are available after :meth:`end_evaluation`.
         """
         self.steps.hook, self.steps.arguments = hook, arguments
         found = self.worker.evaluate(batch, count=count, replies=predicts)
@@ -267,19 +267,19 @@ class Pipeline:
         return None
 
     def end_evaluation(self, hook: str) -> None:
-        """After a loader's last batch: every rank gets all that was logged, and all metrics."""
+        """Gives every rank all logged values and metrics, after a loader's last batch."""
         self.worker.evaluated = 0
         self._replay.append(self._exchange(), hook=hook)
 
     def end(self, *, failed: bool) -> None:
-        """Ends what is shared with other ranks; waits for none of them if it ``failed``."""
+        """Closes connections to other ranks, but waits for none of them if the run ``failed``."""
         self._metrics.synchronise(True)
         if not failed:
             self.worker.network.close()
             process_group.destroy_group(self.group)
 
     def _exchange(self) -> list[Any]:
-        """Logs of all minibatches, in order; metrics get the merged states of all replicas."""
+        """Returns the logs of all minibatches, in order, and merges the metrics of all replicas."""
         mine, self._kept = self._kept, []
         replica, states = self._last_replica, self._metrics.take_updated()
         own = None if replica is None else (mine, states)

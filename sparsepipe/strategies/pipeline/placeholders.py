@@ -1,7 +1,7 @@
-"""A module reduced to the layers of one rank.
+"""Reduces a module to the layers of one rank.
 
-Other ranks' layers give way to placeholders without parameters, so that names stay, and give their
-memory back until the module is made whole again.
+Placeholders without parameters replace other ranks' layers, so that names stay. The memory of these
+layers is freed until the module is made whole again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _ZEROING = "on_validation_model_zero_grad"
 
 
 class RemoteParameter(Tensor):
-    """The shape of a parameter that is on another rank, without values.
+    """Stands in for a parameter that is on another rank; it has a shape, but no values.
 
     Its shape, dtype and device may be read; anything else raises :class:`ConfigError`.
     """
 
-    _is_param = True  # which is what isinstance(..., nn.Parameter) looks at
+    _is_param = True  # for isinstance(..., nn.Parameter)
     _name: str
     _place: torch.device
 
@@ -53,11 +53,11 @@ class RemoteParameter(Tensor):
         leaves = pytree.tree_leaves((args, kwargs or {}))
         name = next(leaf._name for leaf in leaves if isinstance(leaf, cls))
         raise ConfigError(
-            f"a step uses {name}, which is on another rank: a step of a pipeline has the "
-            "parameters of its own stage only, in its first half those of the first stage, from "
-            "its call of the layers on those of the last",
+            f"a step uses {name}, which is on another rank: before its call of the layers, a step "
+            "of a pipeline has only the parameters of the first stage, and from that call on only "
+            "those of the last",
             remedy="leave a penalty on weights to the optimizer (weight_decay), add its gradient "
-            "to theirs in on_before_optimizer_step, where each rank has its own, or train with "
+            "in on_before_optimizer_step, where each rank has its own parameters, or train with "
             "parallel=dp",
         )
 
@@ -73,7 +73,7 @@ _READABLE = {
 
 
 class _RemoteParameters(dict[str, Any]):
-    """Parameters of a placeholder: none, but within a step."""
+    """Parameters of a placeholder, which has none except within a step."""
 
     def __init__(self, parameters: Mapping[str, RemoteParameter], part: StageModule) -> None:
         super().__init__()
@@ -98,11 +98,11 @@ class _RemoteParameters(dict[str, Any]):
 
 
 class _RemoteAttributeError(ConfigError, AttributeError):
-    """Also an AttributeError, so that ``hasattr`` still answers."""
+    """Also an AttributeError, so that ``hasattr`` returns False."""
 
 
 class PlaceholderLayer(nn.Module):
-    """Stands where a layer is that another rank runs; it has no parameters."""
+    """Stands in for a layer that another rank runs; it has no parameters."""
 
     def __init__(self, name: str, layer: nn.Module, part: StageModule) -> None:
         super().__init__()
@@ -117,8 +117,8 @@ class PlaceholderLayer(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise ConfigError(
-            f"layer {self.name} was called by itself, and it is on another rank",
-            remedy=f"call the whole Sequential ({self.name.rpartition('.')[0]}) once a step",
+            f"layer {self.name} was called by itself, but it is on another rank",
+            remedy=f"call the whole Sequential ({self.name.rpartition('.')[0]}) once per step",
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -127,7 +127,7 @@ class PlaceholderLayer(nn.Module):
         except AttributeError:
             layer = vars(self).get("name")
             raise _RemoteAttributeError(
-                f"{layer}.{name} was looked for, and layer {layer} is on another rank",
+                f"{layer}.{name} is not available: layer {layer} is on another rank",
                 remedy="leave the layers' parameters and buffers to the stage that has them: use "
                 "the optimizer's weight_decay for penalties, and hooks such as "
                 "on_before_optimizer_step, which run on every rank, for the rest",
@@ -137,14 +137,14 @@ class PlaceholderLayer(nn.Module):
 class StageModule(ModulePart):
     """A module reduced to the layers of one stage, until the others are put back.
 
-    It knows when users' code may meet placeholders. In a step a penalty over all parameters would
-    count for those of one stage only: there the parameters of other ranks are in their places, and
-    raise when they are used. A hook may well go through the parameters of its own stage; rank 0
-    warns once that these are not all.
+    It tracks when users' code may meet placeholders. In a step, a penalty over all parameters would
+    count those of one stage only: there, stand-ins for the parameters of other ranks raise an error
+    when they are used. A hook may well go through the parameters of its own stage; rank 0 warns
+    once that these are not all.
 
     Attributes:
-        is_last: whether this rank owns what is in no layer.
-        in_step: whether a user's step runs.
+        is_last: whether this is the last stage, which owns everything outside of the layers.
+        in_step: whether a user's step is running.
     """
 
     def __init__(self, placement: StagePlacement, *, stage: int) -> None:
@@ -157,7 +157,7 @@ class StageModule(ModulePart):
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Context of a user's step."""
+        """Context in which a user's step runs."""
         before, self.in_step = self.in_step, True
         try:
             yield
@@ -166,7 +166,7 @@ class StageModule(ModulePart):
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Context in which our own code may read parameters, but not hooks that it calls."""
+        """Context in which our own code, but not a hook that it calls, may read parameters."""
         before, self._silent_in = self._silent_in, self._hook()
         try:
             yield
@@ -174,21 +174,21 @@ class StageModule(ModulePart):
             self._silent_in = before
 
     def notice(self) -> None:
-        """Warns, once, that a hook goes through the parameters of a layer that is not here."""
+        """Warns once if a user's hook goes through the parameters of a placeholder."""
         hook = self._hook()
         if self._warned or hook in (None, self._silent_in):
             return
         self._warned = True
         rank_zero_warn(
-            f"{hook} goes through the parameters of a module of which each rank of a pipeline has "
-            "its own stage only: a norm, a sum or an average over them is not that of the whole "
-            "network, and a copy such as a momentum teacher is paired with the wrong ones. What "
-            "changes each parameter by itself is right. For the rest, use a checkpoint: it holds "
-            "the whole network."
+            f"{hook} goes through the parameters of a module, but each rank of a pipeline has only "
+            "its own stage: a norm, a sum or an average over them is not that of the whole "
+            "network, and a copy such as a momentum teacher is paired with the wrong ones. Code "
+            "that changes each parameter by itself is right. For anything else use a checkpoint, "
+            "which holds the whole network."
         )
 
     def _hook(self) -> str | None:
-        """The user's hook that is running; Lightning's own zeroes each parameter by itself."""
+        """The running hook of the user; Lightning's own that zeroes gradients does not count."""
         module = self._placement.module
         hook = internals.current_hook(module) if isinstance(module, pl.LightningModule) else None
         return None if hook == _ZEROING and not is_overridden(_ZEROING, module) else hook
@@ -198,11 +198,11 @@ class StageModule(ModulePart):
         return self._placement.stage_of(name) == self._stage
 
     def source(self, name: str) -> int:
-        """The first replica of the stage that owns a parameter or buffer."""
+        """The first rank of the stage that owns a parameter or buffer."""
         return self._placement.plan.rank_of(self._placement.stage_of(name), 0)
 
     def prune(self) -> None:
-        """Puts placeholders in place of the layers of other stages, and frees these."""
+        """Replaces the layers of other stages with placeholders, and frees their memory."""
         placement = self._placement
         layers = placement.layers
         first, last = placement.plan.stages[self._stage].layers
@@ -233,13 +233,13 @@ class StageModule(ModulePart):
         self._removed.clear()
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names and trainable parameters that this rank's stage owns."""
+        """Yields the trainable parameters that this rank's stage owns, with their names."""
         for name, parameter in self._placement.module.named_parameters():
             if parameter.requires_grad and self.holds(name):
                 yield name, parameter
 
     def norms(self) -> tuple[dict[str, _BatchNorm], dict[str, _BatchNorm]]:
-        """Batch norms by name: of this stage, and those outside of the layers of another one."""
+        """Batch norms by name: this stage's, and those outside of the layers, if not its own."""
         inside, norms = f"{self._placement.name}.", norms_of(self._placement.module).items()
         outside = {name: each for name, each in norms if not name.startswith(inside)}
         own = {name: each for name, each in norms if self.holds(name)}
@@ -247,12 +247,12 @@ class StageModule(ModulePart):
 
 
 def check_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Refuses hooks of parameters: autograd never has the whole gradient of an update here."""
+    """Refuses parameters with hooks: no backward pass here has an update's whole gradient."""
     for name, parameter in parameters.items():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise ConfigError(
-                f"{name} has a hook for its gradient, and no backward of a pipeline has the whole "
-                "gradient of an update",
+                f"{name} has a hook for its gradient, but no backward pass of a pipeline has the "
+                "whole gradient of an update",
                 remedy="change gradients in on_before_optimizer_step, where each rank has those of "
                 "its own stage",
             )

@@ -1,4 +1,4 @@
-"""Refusals, before anything runs, of what a pipeline would train wrongly or not at all."""
+"""Refuses, before anything runs, what a pipeline would train wrongly or not at all."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import trainer_internals as internals
 
 _AVERAGES = (
-    "averages the whole network on each rank",
-    "remove it: average checkpoints after the training",
+    "averages the whole network on each rank, but a rank has only its stage",
+    "remove it, and average checkpoints after the training",
 )
 _CALLBACKS: Mapping[type[Callback], tuple[str, str]] = {
     GradientAccumulationScheduler: (
-        "accumulates gradients over steps",
-        "remove it: use a larger batch, or more replicas of each stage",
+        "accumulates gradients over steps, but stages update after each minibatch",
+        "remove it, and use a larger batch or more replicas of each stage",
     ),
-    BaseFinetuning: ("changes during training what is trained", "train in two runs instead"),
+    BaseFinetuning: ("changes what is trained during a run", "train in two runs instead"),
     ModelPruning: ("changes parameters that are on other ranks", "prune after the training"),
     StochasticWeightAveraging: _AVERAGES,
     WeightAveraging: _AVERAGES,
     OnExceptionCheckpoint: (
-        "saves when a rank fails, and a checkpoint needs all of them",
-        "remove it: ModelCheckpoint(every_n_train_steps=...) limits what a failure costs",
+        "saves when a rank fails, but a checkpoint needs all ranks",
+        "remove it; ModelCheckpoint(every_n_train_steps=...) limits what a failure costs",
     ),
 }
-_CLOCKS = "and the ranks' clocks would disagree on the step"
+_CLOCKS = "but the ranks' clocks would not agree on a step"
 
 
 def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
-    """Refuses settings of the Trainer, and callbacks."""
+    """Refuses settings and callbacks of the Trainer that do not suit a pipeline."""
     accumulates = trainer.accumulate_grad_batches
     for is_set, problem, remedy in (
         (
             accumulates != 1,
-            f"accumulate_grad_batches={accumulates} does not go with a pipeline, whose stages "
-            "update after each minibatch",
+            f"accumulate_grad_batches={accumulates} cannot be combined with a pipeline, whose "
+            "stages update after each minibatch",
             "set it to 1; use a larger batch (synchronous pipelines, such as parallel=gpipe, go "
             "through it in parts), or more replicas of each stage",
         ),
@@ -68,7 +68,7 @@ def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
         ),
         (
             synchronises_norm,
-            "sync_batchnorm=true does not go with a pipeline",
+            "sync_batchnorm=true cannot be combined with a pipeline",
             "leave it out: each replica normalises by its own batch",
         ),
     ):
@@ -78,8 +78,8 @@ def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
         kind = type(callback).__name__
         if isinstance(callback, ModelCheckpoint) and callback.save_on_exception:
             raise ConfigError(
-                f"{kind}(save_on_exception=True): a checkpoint needs all ranks, and one of them "
-                "has failed",
+                f"{kind}(save_on_exception=True) saves when a rank fails, but a checkpoint needs "
+                "all ranks",
                 remedy="leave it out; every_n_train_steps limits what a failure costs",
             )
         if internals.goes_by_clock(callback):
@@ -97,7 +97,7 @@ def check_module(module: pl.LightningModule, *, fitting: bool) -> None:
     name = type(module).__name__
     if fitting and not module.automatic_optimization:
         raise ConfigError(
-            f"{name} optimizes by hand, and updates happen where the layers are",
+            f"{name} optimizes by hand, but updates happen on the ranks with the layers",
             remedy="set automatic_optimization=True and return the loss from training_step",
         )
     if internals.is_compiled(module):
@@ -106,7 +106,7 @@ def check_module(module: pl.LightningModule, *, fitting: bool) -> None:
         )
     if fitting and is_overridden("backward", module):
         raise ConfigError(
-            f"{name} has a backward of its own, and every stage needs its part of it",
+            f"{name} has a backward of its own, but every stage runs a part of the backward pass",
             remedy="remove it; on_before_backward is called with the loss",
         )
     for key, parameter in module.named_parameters():
@@ -120,16 +120,18 @@ def check_module(module: pl.LightningModule, *, fitting: bool) -> None:
 def check_optimization(
     optimizers: list[Optimizer], schedulers: Iterable[LRSchedulerConfig]
 ) -> None:
-    """Refuses several optimizers, and schedulers that would do something else on each rank."""
+    """Refuses any number of optimizers but one, and schedulers on which ranks would differ."""
     if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer):
+        types = ", ".join(type(each).__name__ for each in optimizers)
         raise ConfigError(
-            f"configure_optimizers gives {len(optimizers)} optimizers of torch",
-            remedy="give one; it may have groups of parameters with their own options",
+            f"configure_optimizers returns {types or 'no optimizer'}, but a pipeline needs exactly "
+            "one torch.optim.Optimizer",
+            remedy="return one optimizer; its parameter groups may have their own options",
         )
     for config in schedulers:
         if config.reduce_on_plateau and config.interval == "step":
             raise ConfigError(
-                f"{type(config.scheduler).__name__} looks after each step at a metric, "
-                f"{config.monitor!r}, which ranks come to know at different steps",
+                f"{type(config.scheduler).__name__} checks a metric, {config.monitor!r}, after "
+                "each step, but ranks learn its value at different steps",
                 remedy="set its interval to 'epoch'",
             )

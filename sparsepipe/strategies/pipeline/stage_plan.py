@@ -1,4 +1,4 @@
-"""A plan from a strategy's options, and which stage owns which part of a module."""
+"""Makes a plan from a strategy's options, and tells which stage owns which part of a module."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from sparsepipe.strategies.pipeline.steps import generators_of, run_until_layers
 
 Balance = Literal["parameters", "flops", "layers"]
 Grids = Sequence[Sequence[int] | None]
-"""The grid of each stage; None for those whose ranks have whole samples."""
+"""Shape of the grid of each stage; None for a stage whose ranks have whole samples."""
 
 
 def find_layers(module: nn.Module, name: str | None) -> str:
-    """Name of the ``nn.Sequential`` that a plan cuts.
+    """Finds the ``nn.Sequential`` that a plan cuts into stages, and returns its dotted name.
 
     Args:
         module: the LightningModule.
-        name: dotted name given by the user; None: ``layers``, else the one Sequential that is
-            a child of the module, else the one that is a child of its children.
+        name: dotted name given by the user; None: among the module's children or, if none is a
+            Sequential, among their children, the one that is called ``layers``, else the only one.
     """
     candidates: list[str] = []
     if name is None:
@@ -58,17 +58,17 @@ def find_layers(module: nn.Module, name: str | None) -> str:
         raise ConfigError(
             f"{type(module).__name__} has no nn.Sequential{given} to cut into stages",
             remedy="put the network into one nn.Sequential, call it once in each step, and name it "
-            "by layers where there are several",
+            "with layers=... if there are several",
         )
     if getattr(layers.forward, "__func__", None) is not nn.Sequential.forward:
         raise ConfigError(
-            f"{name} is a {type(layers).__name__} with a forward of its own, and stages run its "
+            f"{name} is a {type(layers).__name__} with a forward of its own, but stages run its "
             "layers one by one",
             remedy="move that code into an entry of the Sequential, or into the steps",
         )
     if layers._backward_hooks or layers._backward_pre_hooks:
         raise ConfigError(
-            f"{name} has a backward hook, and no rank runs the backward of all its layers",
+            f"{name} has a backward hook, but no rank runs the backward pass of all its layers",
             remedy="register it on an entry of the Sequential",
         )
     assert name is not None
@@ -77,7 +77,7 @@ def find_layers(module: nn.Module, name: str | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlacement:
-    """The stages that own the parameters and buffers of a module.
+    """Tells which stage owns each parameter and buffer of a module.
 
     ``layers`` is the Sequential of ``module`` with the dotted ``name``.
     """
@@ -88,7 +88,7 @@ class StagePlacement:
     plan: Plan
 
     def stage_of(self, name: str) -> int:
-        """The stage that owns a parameter or buffer; what is in no layer is the last one's."""
+        """The stage that owns a parameter or buffer; the last owns those outside of the layers."""
         prefix = f"{self.name}."
         if name.startswith(prefix):
             key = name.removeprefix(prefix).partition(".")[0]
@@ -99,7 +99,7 @@ class StagePlacement:
         return self.plan.num_stages - 1
 
     def check(self) -> None:
-        """Refuses a plan that the module's parameters do not allow, while ranks have all layers."""
+        """Refuses a plan that does not suit the module, of which ranks still have all layers."""
         owner: dict[int, tuple[int, str]] = {}
         named = (
             *self.module.named_parameters(remove_duplicate=False),
@@ -117,14 +117,14 @@ class StagePlacement:
             outside = isinstance(tensor, nn.Parameter) and not name.startswith(f"{self.name}.")
             if outside and tensor.requires_grad and self.plan.stages[-1].grid is not None:
                 raise ConfigError(
-                    f"{name} is trained outside of the layers, and the last stage is a grid, of "
-                    "which each rank would have its whole gradient",
+                    f"{name} is trained outside of the layers, but the last stage is a grid, each "
+                    "rank of which would have its whole gradient",
                     remedy="make it part of an entry of the Sequential, or give the last stage one "
                     "device",
                 )
         if self.plan.num_stages == 1 and self.plan.has_grids:
             raise ConfigError(
-                "the only stage is a grid, so that nothing is pipelined",
+                "the only stage is a grid, so nothing is pipelined",
                 remedy="choose spatial parallelism: parallel=spatial, or SpatialStrategy",
             )
         for entry in self.plan.stages:
@@ -134,21 +134,21 @@ class StagePlacement:
 
 
 def parse_config(config: str | None, *, ranks: int, grids: Grids | None = None) -> tuple[int, ...]:
-    """Replicas of each stage: "2-1" is (2, 1); None is one rank, or one grid, a stage."""
+    """Number of replicas of each stage: (2, 1) for "2-1"; for None, one rank or grid per stage."""
     if config is None:
         config = "-".join("1" * (ranks if grids is None else len(grids)))
     parts = str(config).split("-")
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise ConfigError(
             f"config={config!r} does not say how many replicas each stage has",
-            remedy="write one number a stage, such as '2-1' for three devices in two stages",
+            remedy="write one number per stage, such as '2-1' for three devices in two stages",
         )
     replicas = tuple(map(int, parts))
     devices = sum(devices_of(replicas, grids))
     if devices != ranks:
         with_grids = "" if grids is None else f" with grids={grids}"
         raise ConfigError(
-            f"config={config!r}{with_grids} is for {devices} devices, the Trainer has {ranks}",
+            f"config={config!r}{with_grids} is for {devices} devices, but the Trainer has {ranks}",
             remedy=f"set devices={devices}, or a config whose numbers add up to {ranks}",
         )
     return replicas
@@ -162,8 +162,8 @@ def make_plan(
     num_layers: int,
     grids: Grids | None = None,
 ) -> Plan:
-    """A plan, from its cuts (the first layer of each stage but the first) or by sharing evenly the
-    ``costs`` of layers, which are computed only then.
+    """Makes a plan with ``cuts``, the first layer of each stage but the first; None: stages share
+    evenly the ``costs`` of layers, which are computed only then.
     """
     config = "-".join(map(str, replicas))
     if cuts is None:
@@ -177,7 +177,9 @@ def make_plan(
 
 
 def flop_costs(layers: nn.Sequential, value: Any) -> list[float]:
-    """Floating-point operations of matrix products in each layer's forward pass."""
+    """Floating-point operations of each layer's forward pass on ``value``, in eval mode; only what
+    torch's FlopCounterMode knows counts: matrix products, convolutions and attention.
+    """
     costs = []
     training = [(module, module.training) for module in layers.modules()]
     layers.eval()  # running statistics stay, and nothing is drawn at random
@@ -195,7 +197,7 @@ def flop_costs(layers: nn.Sequential, value: Any) -> list[float]:
 def costs_of(
     balance: str, trainer: pl.Trainer, module: pl.LightningModule, layers: nn.Sequential
 ) -> list[float]:
-    """The cost of each layer, computed on rank 0; a collective."""
+    """Returns each layer's cost by ``balance``; collective, since rank 0 counts operations."""
     if balance == "layers":
         return [1.0] * len(layers)
     parameters = [float(sum(p.numel() for p in layer.parameters())) for layer in layers]
@@ -216,8 +218,8 @@ def costs_of(
 def _flops(
     trainer: pl.Trainer, loop: Any, module: pl.LightningModule, layers: nn.Sequential
 ) -> list[float]:
-    """Measures layers on a batch, which goes through the step up to them as in Lightning's loops;
-    generators and buffers that the step changes are as before afterwards.
+    """Counts the layers' operations on a batch, which goes through the step up to them as in
+    Lightning's loops. Generators and buffers that the step changes are restored.
     """
     hook = {"fit": "training_step", "predict": "predict_step", "test": "test_step"}.get(
         str(trainer.state.fn and trainer.state.fn.value), "validation_step"
@@ -242,7 +244,7 @@ def _flops(
                 if type(loader).__iter__ is not DataLoader.__iter__ or has_iterable_dataset(loader):
                     read.append(next(iter(loader)))
                     continue
-                # Without iterators of its workers, which may have begun already.
+                # Without the loader's iterator, whose workers may have begun already.
                 data, batches = loader.dataset, loader.batch_sampler
                 indices = next(iter(loader.sampler if batches is None else batches))
                 samples = data[indices] if batches is None else [data[i] for i in indices]
@@ -258,7 +260,7 @@ def _flops(
 
 
 def _generators(place: Any, seen: set[int]) -> Iterator[Generator]:
-    """Generators of a loader, its data set and samplers, and of samplers within these."""
+    """Yields random generators of a loader, its data set, its samplers, and those within them."""
     seen.add(id(place))
     for name, value in getattr(place, "__dict__", {}).items():
         if id(value) in seen:

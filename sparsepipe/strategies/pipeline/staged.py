@@ -1,4 +1,4 @@
-"""The base of all pipeline strategies: the methods that Lightning calls."""
+"""Base class of all pipeline strategies: the methods that Lightning calls."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ from sparsepipe.strategies.sharding import ShardedCheckpoints, ShardedModule
 
 
 def _outside_steps(name: str) -> Any:
-    """A collective of Lightning's, which is refused within a step.
+    """Makes a method that runs a collective of Lightning's, but refuses to within a step.
 
-    A function, whose bound methods are equal, by which Lightning compares options of ``self.log``.
+    A plain function, since its bound methods are equal: Lightning compares options of ``self.log``.
     """
 
     def call(self: StagedStrategy, *args: Any, **kwargs: Any) -> Any:
         if self._sharded is not None and self._sharded.part.in_step:
             raise ConfigError(
-                f"a step calls {name}, for which all ranks have to meet, and in a pipeline each "
-                "rank runs another part of the step",
+                f"a step calls {name}, which all ranks must call together, but in a pipeline each "
+                "rank runs a different part of the step",
                 remedy="call it in a hook, such as on_train_batch_end, which every rank runs; "
-                "self.log and torchmetrics need no call of it",
+                "self.log and torchmetrics do not need it",
             )
         return getattr(super(StagedStrategy, self), name)(*args, **kwargs)
 
@@ -72,20 +72,20 @@ def _outside_steps(name: str) -> Any:
 class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     """Splits one ``nn.Sequential`` of any LightningModule by layers over ranks.
 
-    Batches of an evaluation stream through the stages; what they logged is known after a loader's
-    last. Predictions do not stream: a rank that reads has the answer to each batch before it begins
-    its next one. Checkpoints are whole, written when the pipeline is empty, and none after a
-    failure.
+    Batches of an evaluation stream through the stages; logged values are available after a loader's
+    last batch. Predictions do not stream: a rank that reads has the result of each batch before it
+    begins its next one. Checkpoints are whole, written when the pipeline is empty, and never after
+    a failure.
 
     Attributes:
         pipeline_class: class of a rank's pipeline.
         is_synchronous: whether the replicas of stage 0 share one minibatch in each step, and the
-            gradients of all stages are there at once, to be clipped by one norm.
-        queue_depth: messages of training that a channel holds; None: the channel's own number.
-        is_plain: whether a single rank has nothing to do that a plain Trainer does not.
+            gradients of all stages are ready at the same time, to be clipped by one norm.
+        queue_depth: training messages that a channel can hold; None: the channel's default.
+        is_plain: whether a single rank does exactly what a plain Trainer does.
         plan: the stages and their ranks, once a Trainer runs.
         recomputed: the recomputed spans of each stage's layers, once a Trainer runs.
-        pipeline: this rank's; None where a single rank trains as a plain Trainer.
+        pipeline: this rank's pipeline; None if a single rank trains as a plain Trainer.
     """
 
     pipeline_class: type[Pipeline]
@@ -117,7 +117,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
             timeout_s=timeout_s,
         )
         if balance not in get_args(Balance):
-            raise ValueError(f"balance={balance!r} is none of {', '.join(get_args(Balance))}")
+            raise ValueError(f"balance={balance!r} is not one of {', '.join(get_args(Balance))}")
         self._config, self._cuts, self._grids, self._balance = config, cuts, grids, balance
         self._layers_name = layers
         self._send_input, self._keyed, self._direct = send_input, keyed_randomness, direct
@@ -135,15 +135,15 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     def make_worker(
         self, part: StageModule, *, rank: int, optimizer: Optimizer | None
     ) -> MakeWorker:
-        """A function that makes the worker; refuses unsuitable settings before ranks connect.
+        """Returns a function that makes the worker; refuses bad settings before ranks connect.
 
-        ``optimizer`` is that of the rank's parameters; None for evaluation only.
+        ``optimizer`` updates the rank's parameters; None: the rank only evaluates.
         """
 
     def spans_of(
         self, plan: Plan, layers: nn.Sequential, *, trained: nn.Module | None = None
     ) -> StageSpans:
-        """The spans of each stage's layers that run once more in their backward."""
+        """For each stage, the spans of layers that run forward again in the backward pass."""
         return ((),) * plan.num_stages
 
     @property
@@ -165,14 +165,13 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
 
     @override
     def setup_distributed(self) -> None:
-        # Unlike DDP, no seed is set again: draws go on where the script left them, as on
-        # one device.
+        # Unlike DDP, this does not set the seed again: random draws continue as on one device.
         self.set_world_ranks()
         if self.world_size > 1:  # a single rank has no group to join
             self.join()
         if process_group.world_size() != self.world_size:
             raise ConfigError(
-                f"{self.world_size} devices are configured, {process_group.world_size()} ranks run",
+                f"devices={self.world_size}, but {process_group.world_size()} ranks are running",
                 remedy="start as many ranks as the Trainer has devices",
             )
         sizes = devices_of(self.replicas, self._grids)
@@ -249,15 +248,15 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         fitting: bool,
     ) -> Pipeline:
         """Makes this rank's pipeline and worker; every rank must call it."""
-        # First what may be refused, then what other ranks must take part in.
+        # First what may be refused, then what needs other ranks.
         plan, rank, part = self.plan, self.global_rank, sharded.part
         precision = self.precision_plugin
         optimizer = self.optimizers[0] if fitting else None
         randomness = None
-        if self._keyed and fitting:  # an evaluation draws as it is
+        if self._keyed and fitting:  # not in an evaluation
             if (seed := os.environ.get("PL_GLOBAL_SEED")) is None:
                 raise ConfigError(
-                    "keyed_randomness makes draws of the run's seed, and no seed is set",
+                    "keyed_randomness derives random draws from the run's seed, but none is set",
                     remedy="call pytorch_lightning.seed_everything before the Trainer runs",
                 )
             randomness = KeyedRandomness(seed=int(seed), device=self.root_device)
@@ -284,7 +283,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         make_worker: MakeWorker,
         randomness: KeyedRandomness | None,
     ) -> None:
-        """Makes the groups and channels of a pipeline, its stage and its worker."""
+        """Makes the process group, channels, stage and worker of a pipeline."""
         plan, rank, device = self.plan, self.global_rank, self.root_device
         assert self.lightning_module is not None
         pipeline.group = make_stage_group(
@@ -336,7 +335,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         failed, sharded = internals.run_failed(module), self._sharded
         if sharded is not None:
             self._is_partial = self.world_size > 1  # until all values are gathered again
-        # Where something here raises, Lightning calls ``on_exception`` and then this once more: so
+        # If something here raises, Lightning calls ``on_exception`` and then this again, so
         # attributes are cleared last, and everything may run twice.
         try:
             if self.pipeline is not None:
@@ -369,7 +368,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         return adapt_loader(dataloader, reader=self.reader) if self.world_size > 1 else dataloader
 
     def count_minibatches(self, loaders: Sequence[Any], batch_idx: int, batch: Any) -> int:
-        """Minibatches of a step's round."""
+        """Returns the number of minibatches in a step's round."""
         if self.world_size == 1:
             return 1
         return count_minibatches(loaders, batch_idx, batch, reader=self.reader)
@@ -396,16 +395,16 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         loaders, step = internals.loaders_of(loop), loop.epoch_loop.batch_idx
         updated, self._updated = self._updated, (self._trainer.current_epoch, step)
         if not self._updating or updated == self._updated:
-            problem = "makes two updates of one batch"
+            problem = "makes two updates with one batch"
             if not self._updating:
                 problem = (
-                    "calls optimizer_closure by itself, to leave out an update or make it later, "
-                    "and in a pipeline each stage updates when the minibatch comes back to it"
+                    "calls optimizer_closure without optimizer.step, but in a pipeline each stage "
+                    "updates when a minibatch comes back to it"
                 )
             raise ConfigError(
                 f"{type(self.lightning_module).__name__}.optimizer_step {problem}",
-                remedy="call optimizer.step(closure=optimizer_closure) once with every batch; a "
-                "larger batch takes the place of updates that are left out",
+                remedy="call optimizer.step(closure=optimizer_closure) once for every batch; to "
+                "update less often, use a larger batch",
             )
         batch, *arguments = (*args, *kwargs.values())
         count = self.count_minibatches(loaders, step, batch)
@@ -428,7 +427,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     ) -> Any:
         if self.pipeline is None:
             return super().backward(closure_loss, optimizer, *args, **kwargs)
-        return closure_loss  # the worker has run what the schedule had for this step
+        return closure_loss  # the worker has run this step's actions
 
     @override
     def optimizer_step(
@@ -451,7 +450,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     on_test_start = on_predict_start = on_validation_start
 
     def _evaluate(self, hook: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Sends a batch forward; the result of a prediction, None of other steps."""
+        """Sends a batch forward; returns the result of a prediction, None for other steps."""
         pipeline, predicts = self.pipeline, hook == "predict_step"
         if pipeline is None:
             return getattr(super(), hook)(*args, **kwargs)
@@ -485,8 +484,8 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         """Empties the pipeline; every rank must call it."""
         if self._is_partial:
             raise ConfigError(
-                "the run has failed, and this rank has the values of its own stage only",
-                remedy="go on from the last checkpoint; ModelCheckpoint(every_n_train_steps=...) "
+                "the run has failed, and this rank has only the values of its own stage",
+                remedy="resume from the last checkpoint; ModelCheckpoint(every_n_train_steps=...) "
                 "limits what a failure costs",
             )
         if self.pipeline is not None:
@@ -502,6 +501,6 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         self.drain()
         return super().optimizer_state(optimizer)
 
-    # Ranks run other parts of a step, and would never meet within it.
+    # Ranks run different parts of a step, and would never meet within it.
     all_gather, reduce = _outside_steps("all_gather"), _outside_steps("reduce")
     barrier, broadcast = _outside_steps("barrier"), _outside_steps("broadcast")

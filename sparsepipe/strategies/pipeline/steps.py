@@ -1,7 +1,7 @@
-"""A module's step in two halves: before its call of ``layers``, and from that call on.
+"""Runs a module's step in two halves: before its call of ``layers``, and from that call on.
 
-On one device it runs in one piece. The second half runs the code before the call again, for what
-it needs of the batch later, and draws at random as the first did.
+On one device it runs in one piece. The second half runs the code before the call again, since what
+follows may use its results, and draws the same random numbers as the first.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _CONTAINERS = (list, tuple, dict)
 def generators_of(module: nn.Module | None, layers: nn.Sequential) -> dict[str, Generator]:
     """Random generators that a step may use outside of its layers, by names common to all ranks.
 
-    The global generators of torch, numpy and python, and attributes of the module, if there is one,
-    and of its children, but not of ``layers``: these draw where their entries run.
+    These are the global generators of torch, NumPy and Python, and attributes of the module, if
+    given, and its children, except ``layers``, which draw where they run.
     """
     found: dict[str, Generator] = {
         "torch": torch.default_generator,
@@ -66,7 +66,7 @@ class _Called(BaseException):
 
 @contextmanager
 def in_place_of(layers: nn.Sequential, forward: Callable[[Any], Any]) -> Iterator[None]:
-    """Within, a step's one call of ``layers`` runs ``forward``."""
+    """Context in which a step's only call of ``layers`` runs ``forward`` instead."""
     calls = 0
 
     def once(*args: Any, **kwargs: Any) -> Any:
@@ -98,7 +98,7 @@ def in_place_of(layers: nn.Sequential, forward: Callable[[Any], Any]) -> Iterato
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The input of ``layers``, and states before the step of the generators that it drew from."""
+    """The input of ``layers``, and the states before the step of generators that it drew from."""
 
     value: Any
     randomness: Mapping[str, Any]
@@ -119,11 +119,12 @@ def run_until_layers(
     except _Called as called:
         (value,) = called.args
     else:
-        raise ConfigError("the step catches every exception of its layers", remedy=_ONCE)
+        caught = "the step catches BaseException around its call of layers"
+        raise ConfigError(caught, remedy="catch only subclasses of Exception")
     after = states_of(generators_of(module, layers))
     for name in sorted(after.keys() - before.keys() - {_CUDA}):
         raise ConfigError(
-            f"the step makes a random generator, {name}, and the last stage would make another",
+            f"the step makes a random generator, {name}, but the last stage would make another",
             remedy="make it in __init__, so that every rank has it before its first step",
         )
     return Opened(value=value, randomness=states_before_draws(before, after))
@@ -138,18 +139,18 @@ def run_from_layers(
     randomness: Mapping[str, Any] | None = None,
     input_sent: bool = True,
 ) -> Any:
-    """Runs a step with ``run()`` in place of ``layers``; the step's result.
+    """Runs a step with ``run()`` in place of its call of ``layers``; returns the step's result.
 
-    The input in its batch may have no data, unless ``input_sent``. Random generators start from the
-    states ``randomness`` (:attr:`Opened.randomness`).
+    Unless ``input_sent``, the input in its batch may have no data. Random generators start from
+    the states in ``randomness`` (:attr:`Opened.randomness`).
     """
     own: FormerStates = []
     if randomness:
         generators = generators_of(module, layers)
         if missing := sorted(randomness.keys() - generators.keys() - {_CUDA}):
             raise ConfigError(
-                f"the step draws from {missing[0]}, which is a random generator on the first stage "
-                "and none on the last",
+                f"the step draws from {missing[0]}, a random generator that the first stage has, "
+                "but the last does not",
                 remedy="make it in __init__, on every rank",
             )
         known = randomness.keys() & generators.keys()
@@ -172,16 +173,16 @@ def run_from_layers(
         if input_sent or not any(leaf.is_meta for leaf in leaves):
             return result
     raise ConfigError(
-        "the step uses the input of layers apart from calling them, and its data stay on the "
+        "the step uses the input of layers apart from calling them, but its data stay on the "
         "first stage",
         remedy="set send_input=true on the strategy, which sends it to the last stage too",
     ) from cause
 
 
 def without_input(batch: Any, value: Any) -> Any:
-    """A batch with tensors without data (of device "meta") where it shares the input's memory.
+    """A batch whose tensors have no data (device "meta") where they share the input's memory.
 
-    A sparse tensor, or another node that is not a plain container, is left out as a whole.
+    A sparse tensor, or any other node that is not a plain container, loses its data as a whole.
     """
 
     def storages(tree: Any) -> set[int]:
@@ -201,14 +202,14 @@ def without_input(batch: Any, value: Any) -> Any:
 
 
 class ModuleSteps:
-    """Both halves of the steps of training, validation, test and prediction.
+    """Runs both halves of a module's training, validation, test and prediction steps.
 
-    ``in_step`` is the context of the step itself; ``send_input`` says whether the last stage gets
-    the input of ``layers`` too.
+    ``in_step`` makes the context of the step itself; ``send_input`` tells whether the last stage
+    gets the input of ``layers`` too.
 
     Attributes:
         hook: name of the step to run.
-        arguments: of the step, after the batch.
+        arguments: the step's arguments after the batch.
     """
 
     def __init__(
@@ -227,7 +228,7 @@ class ModuleSteps:
         self.hook, self.arguments = TRAINING, tuple[Any, ...]()
 
     def open(self, batch: Any) -> tuple[Any, Any]:
-        """The input of the layers, and what the last stage needs of the batch."""
+        """Runs the first half; returns the layers' input, and what the last stage needs."""
         with replaced_log(self._module), self._autocast():
             opened = run_until_layers(self._layers, lambda: self._step(batch), module=self._module)
         drawn = safe_pickle.dumps(opened.randomness) if opened.randomness else None
@@ -235,7 +236,7 @@ class ModuleSteps:
         return opened.value, {"batch": rest, "randomness": drawn}
 
     def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, Logs]:
-        """Loss or result, and logs; ``run`` returns the layers' output."""
+        """Runs the second half, with ``run()`` for the layers; returns loss or result, and logs."""
         batch, drawn = rest["batch"], rest["randomness"]
         with self._recorder.recording(batch, hook=self.hook) as notes, self._metrics.tracking():
             result = run_from_layers(
@@ -249,7 +250,7 @@ class ModuleSteps:
         return self._loss_or_result(result), tuple(notes)
 
     def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Logs]:
-        """Loss or result, and logs, of a step in one piece; ``run`` takes the layers' input."""
+        """Runs a whole step, with ``run`` for the layers; returns loss or result, and logs."""
         with (
             self._recorder.recording(batch, hook=self.hook) as notes,
             self._metrics.tracking(),
@@ -265,7 +266,7 @@ class ModuleSteps:
         loss = result.get("loss") if isinstance(result, Mapping) else result
         if not isinstance(loss, Tensor):
             raise ConfigError(
-                f"training_step returned {type(result).__name__}",
+                f"training_step returned {type(result).__name__}, which has no loss",
                 remedy="return the loss, or a dictionary with it as 'loss', from every step",
             )
         return loss

@@ -1,4 +1,4 @@
-"""Synchronous pipelines as a Lightning Strategy."""
+"""Synchronous pipelines as a Lightning strategy."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from sparsepipe.utils.extensions import DottedPath
 class SynchronousPipeline(Pipeline):
     """A pipeline in which a step's microbatches are one minibatch.
 
-    Loss and logs of a step are those of the microbatches that came this way, until the drain: of
-    all where no stage between here and the last has replicas.
+    Until the drain, a step's loss and logs are those of the microbatches that passed this rank:
+    all of them if no stage from here to the last has replicas.
     """
 
     def done(self, microbatches: Sequence[Microbatch]) -> None:
@@ -59,29 +59,29 @@ class SynchronousPipelineStrategy(StagedStrategy):
 
     The module's steps are written as for one device and call the Sequential once. A minibatch is
     cut into microbatches, on which stages work at the same time; their gradients add up, and each
-    stage updates once when all are in. Training is that of one device on the same microbatches;
+    stage updates once at the end. Training is that of one device on the same microbatches;
     with one device and one microbatch it is that of a plain Trainer, bit for bit.
 
-    ``training_step`` runs once for each microbatch. Its loss is to be the mean over samples: it
-    counts by the microbatch's samples. What it logs becomes one value a step
+    ``training_step`` runs once for each microbatch. Its loss must be a mean over samples: it is
+    weighted by the microbatch's samples. What it logs becomes one value per step
     (``docs/synchronous.md``). One Lightning step is one minibatch for each replica of stage 0.
 
     Arguments that are not listed are those of :class:`PipelineStrategy`.
 
     Args:
         schedule: ``gpipe`` (all forwards, then all backwards), ``1f1b`` (one forward, one
-            backward as soon as may be) or ``eager_1f1b`` (the same with twice the warm-up).
-        microbatches: T, parts of a minibatch; at least as many as any stage has replicas. The
-            replicas of stage 0 share them: each cuts its own batch into its share of them.
-        recompute: which layers keep the input of their span only, for the backward to run them
-            forward once more: ``none``, ``all`` (each stage is a span), or a mapping of ``stages``
+            backward as soon as possible) or ``eager_1f1b`` (the same with twice the warm-up).
+        microbatches: T, number of parts of a minibatch; at least as many as any stage has replicas.
+            The replicas of stage 0 share them: each cuts its own batch into its share of them.
+        recompute: which layers keep only the input of their span, and run forward again in the
+            backward pass: ``none``, ``all`` (each stage is a span), or a mapping of ``stages``
             (numbers) and ``layers`` (numbers, and spans [first, last], inclusive).
         batch_norm: what batch norms do in training. ``microbatch``: normalise by the microbatch,
-            and running statistics move with each; ``deferred``: so too, but these move once, by
-            the statistics of the minibatch; ``running``: normalise by the running statistics from
-            before the minibatch, as by constants, and these move as with ``deferred``.
-        keyed_randomness: draws in a layer depend on (seed, number of the microbatch in the whole
-            run, layer) alone; needs ``seed_everything``.
+            and update running statistics with each; ``deferred``: the same, but update these once,
+            with the statistics of the minibatch; ``running``: normalise by the running statistics
+            from before the minibatch, as constants, and update these as with ``deferred``.
+        keyed_randomness: whether random draws in a layer depend only on (seed, number of the
+            microbatch in the whole run, layer); needs ``seed_everything``.
     """
 
     strategy_name = "sparsepipe_gpipe"
@@ -127,8 +127,8 @@ class SynchronousPipelineStrategy(StagedStrategy):
         check_setting(recompute)
         if recompute == "auto":
             raise ConfigError(
-                "recompute='auto' has layers chosen by a profile, for the memory of the devices, "
-                "and a strategy by itself has neither",
+                "recompute='auto' chooses layers by a profile and the memory of the devices, but a "
+                "strategy by itself has neither",
                 remedy="run it from the command line, with parallel.strategy.recompute=auto and a "
                 "search for the plan; or list the layers, such as {layers: [[0, 5]]}",
             )
@@ -149,13 +149,14 @@ class SynchronousPipelineStrategy(StagedStrategy):
         for number, stage in enumerate(plan.stages):
             if stage.grid is not None and spans[number]:
                 raise ConfigError(
-                    f"recompute={self._recompute!r} has layers of stage {number}, which is a grid",
+                    f"recompute={self._recompute!r} selects layers of stage {number}, but a stage "
+                    "that is a grid cannot recompute layers",
                     remedy="let the model's own layers compute again (model.checkpointing=true), "
                     "or name other layers",
                 )
         if plan.has_grids and self._batch_norm != NormMode.MICROBATCH:
             raise ConfigError(
-                f"batch_norm={str(self._batch_norm)!r} does not go with a stage that is a grid",
+                f"batch_norm={str(self._batch_norm)!r} cannot be used in a stage that is a grid",
                 remedy="leave it at its default, 'microbatch'",
             )
         return spans

@@ -320,7 +320,7 @@ def test_unknown_norms_are_refused_in_training_only() -> None:
 REFUSED: dict[str, Any] = {
     "'some' does not name layers": "some",
     "layer 3 is named twice": {"layers": [[1, 3], 3]},
-    "'auto' has layers chosen by a profile": "auto",
+    "'auto' chooses layers by a profile": "auto",
 }
 
 

@@ -107,7 +107,7 @@ REFUSALS = {
     "accumulation hooks": Refusal("has a hook for its gradient", module=lambda: Hooked(after=True)),
     "tied": Refusal("are one parameter", module=Tied, strategy=lambda: {"cuts": [1]}),
     "plateau": Refusal(
-        "ReduceLROnPlateau looks after each step at a metric, 'loss'",
+        "ReduceLROnPlateau checks a metric, 'loss', after each step",
         module=lambda: StepwisePlateau(dense_layers()),
     ),
     "stream": Refusal("number of batches", loader=lambda: DataLoader(Stream(), batch_size=4)),
@@ -189,7 +189,7 @@ TRAINERS: dict[str, Callable[[], pl.Trainer]] = {
     "GradientAccumulationScheduler accumulates": calling(
         lightning.GradientAccumulationScheduler({4: 2})
     ),
-    "BackboneFinetuning changes during training": calling(lightning.BackboneFinetuning()),
+    "BackboneFinetuning changes what is trained": calling(lightning.BackboneFinetuning()),
     "ModelPruning changes parameters": calling(lightning.ModelPruning("l1_unstructured")),
     "StochasticWeightAveraging averages": calling(lightning.StochasticWeightAveraging(0.1)),
     "WeightAveraging averages": calling(lightning.WeightAveraging()),
@@ -357,10 +357,10 @@ def refused_on_grids(rank: int, kind: str) -> str:
         ("head", "head.weight is trained outside of the layers"),
         ("rule", r"LocalResponseNorm\) has no rule"),
         ("one stage", "the only stage is a grid"),
-        ("devices", "is for 4 devices, the Trainer has 3"),
+        ("devices", "is for 4 devices, but the Trainer has 3"),
         ("dimensions", "no tensor with 2 dimensions after batch and channel"),
-        ("recompute", "has layers of stage 1, which is a grid"),
-        ("norms", "does not go with a stage that is a grid"),
+        ("recompute", "selects layers of stage 1, but a stage that is a grid"),
+        ("norms", "cannot be used in a stage that is a grid"),
     ],
 )
 def test_what_a_grid_cannot_do_is_refused(kind: str, text: str) -> None:

@@ -200,7 +200,7 @@ def catching(rank: int, how: str, target: Path) -> tuple[str, list[type[nn.Modul
     net = Leaves(how)
     with pytest.raises(TransportError) as told:
         trainer.fit(net, make_loader("dense", batches=4))
-    with pytest.raises(ConfigError, match="this rank has the values of its own stage only"):
+    with pytest.raises(ConfigError, match="this rank has only the values of its own stage"):
         trainer.save_checkpoint(target)
     return told.value.message, [type(layer) for layer in net.layers], target.exists()
 
