@@ -88,7 +88,7 @@ paper prints no other cut."""
 
 
 def hete_mp_s(problem: Problem, row: PaperRow) -> float:
-    """Bottleneck in s of the paper's HETE-MP plan, with the best choice of cuts not printed."""
+    """Bottleneck in s of the paper's HETE-MP plan, with the best choice of unprinted cuts."""
     num_layers, found = problem.spans.num_layers, []
     numbers = [_numbers(stage) for stage in row.hete_mp]
     groups = [tuple(own.get(kind.name, 0) for kind in problem.pool.kinds) for own in numbers]

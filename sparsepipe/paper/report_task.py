@@ -39,7 +39,7 @@ class ReportContents:
 
     Attributes:
         exhibits: names of the tables and figures.
-        name: name of the runs if it is not that of their experiment; None: that is it.
+        name: name of the runs; None: that of their experiment.
         outputs: the directory to which runs are written.
         source: a directory of runs, or a ledger file.
         scale: only runs of this scale count; None: all.

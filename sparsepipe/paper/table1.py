@@ -1,7 +1,8 @@
-"""The task ``table1``: the paper's GPUs beside the machine at hand, as it was measured.
+"""The task ``table1``: compares the paper's GPUs with a device of this machine, which it measures.
 
 Zhai et al., SparsePipe, Table I: two servers with three kinds of GPU (``hardware=paper_8gpu``).
-The printed figures are those of data sheets, ours what a product of matrices and a copy reach.
+The printed figures are those of data sheets; ours are measured with a product of matrices and a
+copy.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ Count = Annotated[int, Field(ge=1, le=2**40)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table1(Task):
-    """The GPUs of the paper's Table I beside a measured device of the machine at hand.
+    """Compares the GPUs of the paper's Table I with a measured device of this machine.
 
     Attributes:
-        device: name of the inventory's device to measure; None where it has one kind only. A
-            processor is measured as a whole, with all threads of this process.
+        device: name of the inventory's device to measure; None: its only kind of device. A CPU is
+            measured as a whole, with all threads of this process.
         matrix_size: rows and columns of the float32 matrices that ``torch.mm`` multiplies.
         copy_bytes: size of the copied tensor; each byte counts as read and as written.
-        warmups: products and copies before those that count.
-        repeats: products and copies of which medians and quartiles are taken.
+        warmups: number of products and copies before those that count.
+        repeats: number of products and copies from which medians and quartiles are taken.
     """
 
     alone: ClassVar[bool] = True
-    chooses_devices: ClassVar[bool] = True  # amid all kinds of GPU, of which task.device names one
+    chooses_devices: ClassVar[bool] = True  # task.device names one of all kinds
     # No data are read, no network is made.
     not_identity: ClassVar[tuple[str, ...]] = (
         *("backend", "data", "model", "optim", "representation", "trainer"),
@@ -63,9 +64,9 @@ class Table1(Task):
         copied = copy_speed(here, size_bytes=self.copy_bytes, **effort)
         rows = table(place, run.inventory, multiplied=multiplied, copied=copied)
         method = (
-            "The paper's figures are data sheets'. Measured here: products of float32 matrices of "
-            f"{self.matrix_size:,} by {self.matrix_size:,} by torch.mm, 2 n^3 operations each, and "
-            f"copies of {self.copy_bytes:,} bytes, read once and written once; median of "
+            "The paper's figures are from data sheets. Measured here: products of float32 matrices "
+            f"of {self.matrix_size:,} by {self.matrix_size:,} (torch.mm), 2 n^3 operations each, "
+            f"and copies of {self.copy_bytes:,} bytes, read once and written once; median of "
             f"{self.repeats} ± the distance between the quartiles."
         )
         text = markdown_table(list(rows[0]), [list(row.values()) for row in rows])
@@ -93,7 +94,7 @@ class Table1(Task):
 def table(
     place: Place, inventory: Inventory, *, multiplied: Speed, copied: Speed
 ) -> list[dict[str, str]]:
-    """The paper's rows as columns, and one of ours."""
+    """Rows for each quantity, with a column for each GPU of the paper and one for our device."""
     columns = []
     for device in (device for host in paper_inventory(8).hosts for device in host.devices):
         rates = (device.tflops, device.memory_bytes, device.memory_bytes_per_s)
@@ -125,7 +126,7 @@ def _with_spread(speed: Speed, scale: float) -> str:
 
 
 def _memory_bytes(place: Place, inventory: Inventory) -> int | None:
-    """Memory of a GPU, or of a processor's host, which the inventory divides by cores."""
+    """Bytes of a GPU, or of a CPU's host, whose memory the inventory divides among cores."""
     if place.accelerator != "cpu":
         return memory_of(place, inventory)
     (host,) = [host for host in inventory.hosts if host.name == place.host]

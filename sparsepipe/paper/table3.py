@@ -68,7 +68,7 @@ class Table3(Task):
     orders: list[str] | None = None
 
     def run(self, run: ResolvedRun) -> None:
-        """Writes the tables, the effect of other settings, and the paper's MP as plans."""
+        """Writes the tables, the effect of other settings, and the paper's plans of MP."""
         rows = []
         for gpus in PAPER:
             rows.append(_mp_row(gpus, self.mp_cost_model, self.bandwidth_bytes_per_s))
@@ -196,7 +196,7 @@ def _hete_row(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, 
 
 
 def _gain(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]:
-    """How many times faster ``exact`` is than HETE-MP with ``order``, and with its best order."""
+    """How many times as fast ``exact`` is as HETE-MP with ``order``, and with its best order."""
     problem = paper_problem(gpus, model, bandwidth)
     heuristic, best = hete_mp(problem, order=order), exact(problem)
     heuristic_s, best_s = _bottleneck_s(problem, heuristic), _bottleneck_s(problem, best)

@@ -81,7 +81,7 @@ FIG7 = Chapter(
     title="Fig. 7: where computing, activations and parameters lie",
     about=(
         "Shares of VGG16's compute time (forward and backward), activation size and parameter "
-        "size in its first layers. The paper draws them for a TITAN Xp and prints no figures: "
+        "size in its first layers. The paper draws them for a TITAN Xp but prints no numbers: "
         "most computing lies in early layers with large activations, most parameters in late "
         "ones. Its column here is computed from the measurements in its authors' repository. "
         "Rows end at the poolings."

@@ -41,7 +41,7 @@ PRINTED: Mapping[tuple[int, str], Printed] = {
 (SMALLEST_HETE_MP,) = (
     float(row["speedup_over_dp"]) for row in printed("fig9") if row["num_gpus"] == "any"
 )
-"""The printed smallest speedup of HETE-MP over 5 to 8 GPUs: by the others, on 6 or 7."""
+"""The smallest printed speedup of HETE-MP, whose number of GPUs, 6 or 7, is not printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def _fig9_cells(
     of_gpus = [row for (count, _), rows in bars.items() if count == gpus for row in rows]
 
     def told(key: str) -> list[float]:
-        """Minibatch times of data parallelism that other runs have computed."""
+        """Seconds of data parallelism's minibatch, from results of other runs on so many GPUs."""
         return list(dict.fromkeys(row[key] for row in of_gpus if row.get(key)))
 
     times = [_minibatch_s(row) for row in of_dp] or told("dp_minibatch_s")
@@ -181,7 +181,7 @@ def _fig9_cells(
             column=column,
             paper=PRINTED.get(place) if column is SPEEDUP else None,
             ours=ours,
-            # Where the bar has runs, others lack its ratio to a bar without any.
+            # If a bar has runs, only these columns can lack a value: they need another bar's runs.
             expected=not own or column in (SPEEDUP, OVER_HETE_MP, OFF),
         )
 
@@ -205,13 +205,14 @@ FIG9 = Chapter(
     name="fig9",
     title="Fig. 9: pipelines over data parallelism on unlike GPUs",
     about=(
-        "How many times as fast as data parallelism (DP) pipelines train a sparse VGG16 at 50³ in "
-        "batches of 64, on 5 to 8 GPUs of the two servers of Table I. Layers take as long as the "
-        "authors measured; no GPU of ours is in it. The paper prints five of its bars, and as the "
-        f"smallest of HETE-MP {SMALLEST_HETE_MP}, not for how many GPUs; nor does it print the "
-        "speed of the link between the servers, hence several. MP is by our search, beside it with "
-        "the paper's split (its Table III), with which its figure is compared. DP sums gradients "
-        "while the backward runs; DP without overlap, of simulations alone, sums them after it."
+        "Speedups of pipelines over data parallelism (DP) for a sparse VGG16 at 50³ in batches of "
+        "64, on 5 to 8 GPUs of the two servers of Table I. Layers take as long as the authors "
+        "measured; nothing ran on GPUs of ours. The paper prints five of its bars, and "
+        f"{SMALLEST_HETE_MP} as the smallest speedup of HETE-MP, on an unknown number of GPUs. It "
+        "does not print the speed of the link between the servers, so several are shown. MP uses "
+        "the split of our search, and in a row of its own that of the paper (its Table III), with "
+        "which the printed value is compared. DP sums gradients during the backward; DP without "
+        "overlap, which is only simulated, sums them after it."
     ),
     heads=("GPUs", "strategy"),
     find=_fig9_blocks,

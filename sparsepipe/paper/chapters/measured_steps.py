@@ -45,7 +45,7 @@ TIMES_LARGER = Column(
 )
 
 _ELEMENTS = ("values", "pixels", "voxels")
-"""What elements of samples are called, by their number of dimensions from 1."""
+"""Names of the elements of samples in one, two and three dimensions."""
 _LOOKS: Sequence[Mapping[str, Any]] = (
     {"color": style.INK, "marker": "o"},
     {"color": style.BLUE, "marker": "s", "markerfacecolor": "white"},
@@ -188,7 +188,7 @@ def budget_text(runs: Sequence[Row]) -> str:
 def over_sizes(block: Block, *, of: str) -> Figure | None:
     """Draws memory over the size, a panel for each group and a line for each number of ranks.
 
-    A row's labels are the group, the size and the number of ranks; ``of`` is what ranks are called.
+    A row's labels are the group, the size and the number of ranks; ``of`` is the noun for a rank.
     Dotted lines are the memory of one rank divided by the number of ranks, dashed lines budgets.
     """
     found: dict[str, dict[int, list[tuple[str, float]]]] = {}
@@ -292,12 +292,11 @@ BIGCONV = Chapter(
         "Tsaris and Hinkle cut samples of CNN1D, CNN2D, CNN3D and FCN2D over a grid of workers, "
         "which exchange halos. Their Figs. 2 to 5 draw peak memory over the size of the input, on "
         "1, 6 and 12, on 1, 5 and 10, on 1, 9 and 28, and on 1 and 10 workers: these numbers are "
-        "theirs; of the curves we have no figures. Here it is a training step of one sample, of "
-        "the rank that needs most: on processors by torch's own count of what is alive (counted), "
+        "theirs; the values of the curves are not printed. Ours is the memory of a training step "
+        "on one sample, on the rank that needs most: on CPUs the bytes of live tensors (counted), "
         "on GPUs the peak of torch's allocator (measured). Networks, sizes and budgets are our "
-        "choice. A size above the budget is not trained; among those that were tried the largest "
-        "within it is given. More workers than cores are for their memory only: no time is "
-        "measured."
+        "choice. A size above the budget is not trained; the largest within it is that of the "
+        "sizes that were tried. No time is measured, so that workers may outnumber cores."
     ),
     heads=("network", "size", "workers"),
     find=_bigconv_blocks,
@@ -402,15 +401,14 @@ CONVNEXT_TP = Chapter(
     about=(
         "NVIDIA and NIO train ConvNeXt-XL on images that 1 to 8 devices cut along their width W "
         "of 1024 to 8192, with and without gradient checkpointing; Figs. 3 and 4 draw memory and "
-        "time. Of their times 937, 952 and 647 ms are known here, not which runs they are of: "
-        "only their ratios are shown, beside ours, and neither is compared with the other. Here "
-        "it is a training step of one image, of the rank that needs most: on processors by "
-        "torch's own count of what is alive (counted), on GPUs the peak of torch's allocator "
-        "(measured). At scale=paper network and widths are theirs, heights are our choice, as is "
-        "everything at the other scales. Strong scaling: the time of the widest image over that "
-        "on one device; weak scaling: of an image that grows with the devices. Times of more "
-        "devices than cores are no scaling, their memory counts. A size above the budget is not "
-        "trained."
+        "time. Three of their times are known here, 937, 952 and 647 ms, but not their runs: the "
+        "ratios are shown next to ours without a comparison. Ours are memory and time of a "
+        "training step on one image, on the rank that needs most: on CPUs the bytes of live "
+        "tensors (counted), on GPUs the peak of torch's allocator (measured). At scale=paper, "
+        "network and widths are theirs; heights are our choice, as is everything at other scales. "
+        "Strong scaling is the time of the widest image over that on one device; weak scaling is "
+        "that of an image that grows with the devices over the smallest image's on one device. "
+        "With more devices than cores, only memory counts. A size above the budget is not trained."
     ),
     heads=("checkpointing", "size", "devices"),
     find=_convnext_tp_blocks,

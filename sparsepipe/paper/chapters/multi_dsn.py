@@ -133,13 +133,12 @@ MULTI_DSN = Chapter(
     name="multi_dsn",
     title="Accuracy on target domains without labels",
     about=(
-        "Tsaris and Hinkle train Multi-DSN, a domain separation network (Bousmalis et al.) of "
-        "many targets, to show memory and time, and print no accuracies. Here it is the test "
-        "accuracy on each target of networks that are trained on the labels of one source: by "
-        "these alone, by the objective of a domain separation network, which sees images of the "
-        "targets, and by that without some of its terms. Beside it is training on a target's own "
-        "labels. All have the same network but for its batch norms, and as many steps. Domains "
-        "are generated."
+        "Tsaris and Hinkle train Multi-DSN, a domain separation network (Bousmalis et al.) with "
+        "many targets, to show memory and time, but print no accuracies. Ours are test accuracies "
+        "on each target of networks trained with the labels of one source: with these alone, with "
+        "the objective of a domain separation network, which sees images of the targets, and with "
+        "that without some of its terms; in addition, with the target's own labels. Except for "
+        "batch norms, all have the same network and number of steps. Domains are generated."
     ),
     heads=("target",),
     find=_accuracies,
@@ -208,11 +207,11 @@ MULTI_DSN_MEMORY = Chapter(
     about=(
         "Tsaris and Hinkle give each domain of Multi-DSN a worker of its own. Their Fig. 7 draws "
         "memory over the size of the input for one source and one target in one process, and for "
-        "one source and 1, 4 and 7 targets on a worker each; of the curves we have no figures. "
-        "Here it is a training step of one image of each domain, of the rank that needs most: on "
-        "processors by torch's own count of what is alive (counted), on GPUs the peak of torch's "
-        "allocator (measured). Network and sizes are our choice. More workers than cores are for "
-        "their memory only."
+        "one source and 1, 4 and 7 targets on a worker each; the values of the curves are not "
+        "printed. Ours is the memory of a training step on one image of each domain, on the rank "
+        "that needs most: on CPUs the bytes of live tensors (counted), on GPUs the peak of torch's "
+        "allocator (measured). Network and sizes are our choice. Time is not shown, so that "
+        "workers may outnumber cores."
     ),
     heads=("domains", "size", "workers"),
     find=_memory,

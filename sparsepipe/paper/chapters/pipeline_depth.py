@@ -203,15 +203,15 @@ PIPELINE_DEPTH = Chapter(
     title="Depth of pipelines (Zhang and Sun, Table I)",
     about=(
         "Zhang and Sun train a CNN with 5x5 kernels on 42,000 images of 28x28, in TensorFlow on 8 "
-        "cores. The same study: a CNN of 5x5 convolutions, all but the first one alike, "
-        f"T = {MICROBATCHES}. One and two stages are measured with one thread a process, four and "
-        "eight emulated on equal devices that take as long as one core was measured to; each kind "
-        "has a serial run of its own. Theirs is the time of their training, of which they print "
-        "no epochs, ours that of 42,000 images: only ratios are set against each other. Memory is "
-        "parameters, optimizer state and stored activations of all devices by torch's own count; "
-        "theirs is the process's. The bubble is the share of the time in which stages wait while "
-        "a minibatch is in the pipeline, of the asynchronous one while that is full; where stages "
-        "are not alike it is larger than (K-1)/(T+K-1), as the lesser ones wait for the busiest."
+        "cores. Ours is a CNN of 5x5 convolutions, which are equal except for the first, with "
+        f"T = {MICROBATCHES}. One and two stages are measured with one thread per process; four "
+        "and eight are emulated on equal devices that take as long as one core did. Both kinds "
+        "have a serial run of their own. Their time is that of a training whose number of epochs "
+        "is not printed, ours that of 42,000 images: only ratios are compared. Our memory is that "
+        "of parameters, optimizer state and stored activations on all devices, as torch counts "
+        "it; theirs is that of the process. The bubble is the share of time in which stages wait "
+        "while a minibatch is in the pipeline, or while an asynchronous pipeline is full; if "
+        "stages differ, it exceeds (K-1)/(T+K-1), since they wait for the busiest one."
     ),
     heads=("stages", "obtained", "schedule", "partition"),
     find=_pipeline_depth_blocks,

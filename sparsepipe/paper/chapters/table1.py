@@ -85,7 +85,7 @@ def _table1_cells(
             column=column,
             paper=None if paper is None else Printed(text=paper[name]),
             ours=mean_of(runs, key, scale=scale),
-            expected=paper is None,  # GPUs of the paper may not be at hand
+            expected=paper is None,  # the paper's GPUs may not be available
         )
         for column, name, key, scale in found
     ]
@@ -95,9 +95,9 @@ TABLE1 = Chapter(
     name="table1",
     title="Table I: the paper's GPUs and the devices at hand",
     about=(
-        "The paper's figures are those of data sheets. Ours are what a product of float32 "
-        "matrices and a copy of memory reach, medians, each byte counted as read and as written: "
-        "less than a data sheet promises."
+        "The paper's figures are those of data sheets. Ours are medians, measured with a product "
+        "of float32 matrices and a copy of memory, whose bytes count as read and as written: they "
+        "are below what a data sheet promises."
     ),
     heads=("device", "where"),
     find=_table1_blocks,

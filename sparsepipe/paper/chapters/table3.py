@@ -15,7 +15,7 @@ _COMPUTED = "not printed: the paper's split with its best cuts, by our cost mode
 
 
 def _table3_blocks(rows: Sequence[Row]) -> list[Block]:
-    """A block with all rows for each run."""
+    """For each run, a block with all rows of the table."""
     blocks = []
     for run in [row for row in rows if row["task_name"] == "table3"] or [{}]:
         title = ""
@@ -56,9 +56,9 @@ TABLE3 = Chapter(
     about=(
         "How MP (PipeDream's optimizer, for which all GPUs are alike) and HETE-MP split a sparse "
         "VGG16 over 5 to 8 GPUs, computed from the layer times that the authors measured. The "
-        "paper prints no bandwidth; one is assumed for the whole table. The verdict: the same "
-        "split and cuts (equal), another split whose slowest stage takes as long (co-optimal), or "
-        "it differs. The slowest stage is the bottleneck."
+        "paper prints no bandwidth; one is assumed for the whole table. The verdict is 'equal' "
+        "(the same split and cuts), 'co-optimal' (another split, but the same bottleneck, which is "
+        "the time of the slowest stage), 'differs', or that the paper's split is better."
     ),
     heads=("GPUs", "strategy"),
     find=_table3_blocks,

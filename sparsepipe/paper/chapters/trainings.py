@@ -167,8 +167,8 @@ def _comparable(block: Block, source: str | None) -> Block:
 OF_MEMORY = frozenset({"over_budget", "out_of_memory", "killed_for_memory"})
 """Values of ``limited_by`` where memory ended the search."""
 OTHERS = {
-    "most": "larger ones were not to be tried (task.most)",
-    "data": "there are no more shapes to train on",
+    "most": "task.most allows no larger one",
+    "data": "the data have no more shapes",
 }
 """Texts for other values of ``limited_by``."""
 
@@ -196,7 +196,7 @@ class BatchSearches:
 
     @property
     def why(self) -> str:
-        return f"not memory ended the search, {' and '.join(self.ended)}"
+        return f"the search did not end for lack of memory: {' and '.join(self.ended)}"
 
     @property
     def ours(self) -> Ours:
@@ -281,7 +281,7 @@ _PAPER_TABLE2: Mapping[Place, Mapping[str, str]] = {
     (int(row["resolution"]), int(row["num_gpus"]), row["network"], float(row["point_ratio_p"])): row
     for row in printed("table2")
 }
-_ELSEWHERE = "searched for on one device: each of several holds the whole network and its own batch"
+_ELSEWHERE = "searched for on one device: each of several has the whole network and its own batch"
 
 
 def _table2_block(rows: Sequence[Row]) -> Block:
@@ -360,10 +360,10 @@ TABLE2 = Chapter(
     about=(
         "VGG16 with batch normalization, dense and sparse, on one device and on four with data "
         "parallelism. p is the share of the points that is kept, in training and in testing. "
-        "D-1 is the dense network on one device at the same resolution; the speedup is of shapes "
-        "trained in a second. Seconds and batch sizes depend on device and size of the network: "
-        "only their ratios are set against the paper's. The paper trained on ModelNet40 for 90 "
-        "epochs, on GPUs of its Table I."
+        "D-1 is the dense network on one device at the same resolution; the speedup is that of "
+        "shapes trained per second. Seconds and batch sizes depend on device and size of the "
+        "network: only their ratios are compared with the paper's. The paper trained on "
+        "ModelNet40 for 90 epochs, on GPUs of its Table I."
     ),
     heads=("grid", "devices", "network", "p"),
     find=lambda rows: blocks_of(rows, of_cells=_OF_TABLE2, make=_table2_block),
@@ -378,7 +378,7 @@ RATE = Column(
 MEMORY = Column(
     key="memory", heading="memory of a training step", unit="MB", form="{:,.0f}", printed=False
 )
-_FROM_TABLE = "not printed with Fig. 8: of Table II"
+_FROM_TABLE = "not printed with Fig. 8: from Table II"
 _OF_FIG8 = ("paper/network", "data.resolution")
 _ROWS = tuple((grid, network) for grid in (32, 50, 100, 200) for network in ("dense", "sparse"))
 _PAPER_FIG8: Mapping[tuple[int, str], Mapping[str, str]] = {
@@ -443,9 +443,9 @@ FIG8 = Chapter(
     title="Fig. 8: accuracy, inference rate and memory over the resolution",
     about=(
         "VGG16, dense and sparse, on one device, on grids of 32³ to 200³; dense until a training "
-        "step no longer fits into memory. The paper draws accuracies and prints no figures with "
-        "them: those at 32³ and 50³ are of its Table II, for 100³ and 200³ there are none. It "
-        "says that the dense network could not be held in memory at 100³ and 200³."
+        "step no longer fits into memory. The paper draws accuracies without numbers: those at "
+        "32³ and 50³ are from its Table II; it prints none for 100³ and 200³. It says that the "
+        "dense network could not be held in memory at 100³ and 200³."
     ),
     heads=("grid", "network"),
     find=_fig8_blocks,

@@ -5,7 +5,7 @@ Zhai, He, Banerjee, Rangarajan, Ranka, "SparsePipe: Parallel Deep Learning for 3
 ``fig7`` is computed from the authors' own measurements of a TITAN Xp
 (``sparsepipe/assets/profiles/paper``). ``pipeline_depth`` is Table I of Zhang and Sun (a CNN with
 5x5 kernels, 42,000 images of 28x28), ``bigconv`` has the numbers of workers in Figs. 2 to 5 of
-Tsaris and Hinkle, ``convnext_tp`` three times of steps of NVIDIA's and NIO's study.
+Tsaris and Hinkle, ``convnext_tp`` three step times of NVIDIA's and NIO's study.
 """
 
 from __future__ import annotations
@@ -43,5 +43,5 @@ def printed(name: Name) -> tuple[Mapping[str, str], ...]:
 
 
 def stages_of(assignment: str) -> list[str]:
-    """Devices of each stage, of a row of Table III such as ``(4 RTX) (1 TitanV)``."""
+    """The devices of each stage in a row of Table III such as ``(4 RTX) (1 TitanV)``."""
     return re.findall(r"\((.*?)\)", assignment)

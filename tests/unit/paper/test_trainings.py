@@ -36,7 +36,7 @@ def lacking(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("limited_by", "why"),
-    [("most", "larger ones were not to be tried"), ("data", "there are no more shapes")],
+    [("most", "task.most allows no larger one"), ("data", "the data have no more shapes")],
 )
 def test_what_memory_has_not_ended_is_a_bound(limited_by: str, why: str) -> None:
     dense = fitting("dense", 32, batch=60)
@@ -58,7 +58,7 @@ def test_a_baseline_that_memory_has_not_ended_makes_the_ratio_a_bound_from_above
     assert (ratio.value, ratio.counts) == ("≤ 2.50", False)
     both = ours("batch_ratio", S1, dense, fitting("sparse", 32, batch=64, **UNLIMITED))
     assert (both.value, both.counts) == ("no ratio", False)
-    assert both.note.startswith("no ratio: not memory ended the search")
+    assert both.note.startswith("no ratio: the search did not end for lack of memory")
 
 
 def test_a_search_that_ended_early_has_bounds() -> None:
