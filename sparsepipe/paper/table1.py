@@ -41,7 +41,7 @@ class Table1(Task):
     """
 
     alone: ClassVar[bool] = True
-    chooses_devices: ClassVar[bool] = True  # task.device names one of all kinds
+    chooses_devices: ClassVar[bool] = True  # task.device chooses among all kinds
     # No data are read, no network is made.
     not_identity: ClassVar[tuple[str, ...]] = (
         *("backend", "data", "model", "optim", "representation", "trainer"),
@@ -94,7 +94,7 @@ class Table1(Task):
 def table(
     place: Place, inventory: Inventory, *, multiplied: Speed, copied: Speed
 ) -> list[dict[str, str]]:
-    """Rows for each quantity, with a column for each GPU of the paper and one for our device."""
+    """A row for each quantity, with columns for the GPUs of the paper and the measured device."""
     columns = []
     for device in (device for host in paper_inventory(8).hosts for device in host.devices):
         rates = (device.tflops, device.memory_bytes, device.memory_bytes_per_s)
@@ -126,7 +126,7 @@ def _with_spread(speed: Speed, scale: float) -> str:
 
 
 def _memory_bytes(place: Place, inventory: Inventory) -> int | None:
-    """Bytes of a GPU, or of a CPU's host, whose memory the inventory divides among cores."""
+    """Memory in bytes of a GPU, or of a CPU's host, which the inventory divides among cores."""
     if place.accelerator != "cpu":
         return memory_of(place, inventory)
     (host,) = [host for host in inventory.hosts if host.name == place.host]

@@ -217,7 +217,7 @@ def _gain(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]
 
 
 def _yields(strategy: str, model: str, order: str, bandwidth: float) -> dict[str, Any]:
-    """The verdict on each of the paper's rows with these settings."""
+    """A row with these settings and the verdict on each of the paper's rows under them."""
     rows = [
         _mp_row(gpus, model, bandwidth)
         if strategy == "MP"

@@ -33,10 +33,10 @@ class StageRow:
         compute_s: forward, backward, update, loading and recomputation on its slowest device,
             shared by its replicas.
         sync_s: all-reduce between the replicas.
-        transfer_s: the activation and its gradient across the cut after it.
+        transfer_s: transfer across the cut after it.
         memory_bytes: bytes that each of its devices keeps; None: memory does not count.
         memory_limit_bytes: memory of its smallest device; None: unknown.
-        utilisation: share of the time between two minibatches in which it computes or reduces.
+        utilisation: share of the time between two minibatches in which it computes or all-reduces.
     """
 
     stage: int
@@ -61,10 +61,10 @@ class Explanation:
     """A solution with its costs, for tables, plan files and messages.
 
     Attributes:
-        bottleneck_s: time between two minibatches: the slowest stage or transfer.
+        bottleneck_s: seconds between two minibatches: those of the slowest stage or transfer.
         limit: the name of that stage or transfer.
-        dp_s: time of data parallelism with whole batches on the same devices with the same cost
-            model; None: it does not fit the memory.
+        dp_s: seconds of a minibatch with data parallelism, with whole batches on the same devices
+            by the same cost model; None: it does not fit the memory.
         nodes: nodes of each stage, for a branching graph, whose states are the plan's layers.
         spans: recomputed spans of each stage, if any.
     """

@@ -93,7 +93,7 @@ class MemoryModel:
 def plan_bytes(
     plan: Sequence[Choice], spans: Spans, pool: DevicePool, memory: MemoryModel
 ) -> list[tuple[float, float | None]]:
-    """For each stage, bytes that each device keeps, and the memory of the smallest one."""
+    """For each stage, bytes that each device keeps, and bytes of the smallest; None: unknown."""
     found = []
     for number, stage in enumerate(plan):
         kept = memory.stage_bytes(
@@ -191,7 +191,7 @@ def sizes_of(count: int, readers: int, *, batch_size: int | None = None) -> list
 def check_microbatches(
     count: int, replicas: Sequence[int] = (), *, name: str = "microbatches"
 ) -> None:
-    """Raises a ConfigError if ``count`` microbatches do not suit stages of so many ``replicas``."""
+    """Raises a ConfigError if ``count`` microbatches do not suit stages with these ``replicas``."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ConfigError(
             f"{name}={count!r} is not a number of parts of a minibatch",

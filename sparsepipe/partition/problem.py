@@ -176,7 +176,7 @@ class SynchronousStages:
         object.__setattr__(self, "named_stages", named)
 
     def is_whole(self, stage: int) -> bool:
-        """Whether the setting makes a stage one span."""
+        """Whether the setting recomputes a stage as one span."""
         return self.setting == "all" or stage in self.named_stages
 
     def spans(self, num_layers: int) -> OwnSpans:
@@ -224,7 +224,7 @@ def merged(problem: Problem, likes: Sequence[int]) -> Problem:
 
 
 def together(counts: Sequence[int], likes: Sequence[int]) -> Counts:
-    """Numbers of devices of each kind of a merged pool."""
+    """Numbers of devices by kind of the merged pool, from ``counts`` by original kind."""
     sums = dict.fromkeys(sorted(set(likes)), 0)
     for like, count in zip(likes, counts, strict=True):
         sums[like] += count

@@ -113,7 +113,7 @@ _PANELS = (
 TIME = "time/epoch_s"
 """The metric with the seconds of an epoch; only rows of trained epochs have it."""
 _UNITS = (("hours", 1 / 60, 120.0), ("minutes", 1.0, 2.0), ("seconds", 60.0, 0.0))
-"""Units of the time axis: name, number in a minute, and least minutes for which each is used."""
+"""Units of the time axis: name, number in a minute, and fewest minutes for which each is used."""
 _MARKS = 10
 """Most markers on a curve."""
 

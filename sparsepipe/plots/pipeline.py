@@ -153,7 +153,7 @@ def _expected_spans(
 
 
 def _stages_alike(plan: Plan, slowdowns: Mapping[str, float]) -> Workload:
-    """A workload of equal stages on devices of full speed; a grid counts as its first rank."""
+    """A workload of stages that differ only by ``slowdowns``; a grid counts as its first rank."""
     devices = [device for stage in plan.stages for device in stage.devices]
     stages = []
     for number, stage in enumerate(plan.stages):

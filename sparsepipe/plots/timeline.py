@@ -67,15 +67,15 @@ def lanes(
     names: Sequence[str] | None = None,
     least: float = 0.0,
 ) -> list[Lane]:
-    """The lanes of each rank: one of its actions, then those of its messages and its sums, if any,
-    as many as are needed for spans not to overlap.
+    """The lanes of each rank: one for its actions, then as many for its messages and its sums, if
+    any, as keep spans from overlapping.
 
     Args:
         plan: the stages and their ranks.
         spans: actions, messages, sums and other spans of ranks.
         ranks: ranks that have lanes; None: all.
         names: names of all ranks; None: their stages and replicas.
-        least: time above which messages and sums are drawn.
+        least: messages and sums are drawn only if they take longer than this.
     """
     computed: list[list[Span]] = [[] for _ in range(plan.num_ranks)]
     sent: list[list[Span]] = [[] for _ in range(plan.num_ranks)]

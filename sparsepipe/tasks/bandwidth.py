@@ -197,7 +197,7 @@ class Links:
 
     @property
     def between(self) -> Link | None:
-        """The link between hosts; None: only one host."""
+        """The link between hosts; None: all ranks are on one host."""
         return self._link(None)
 
     def eq4_s(self, reduction: ReductionTime) -> float:

@@ -82,12 +82,15 @@ def compare(
     place = expanded(where)
     if not 2 <= len(runs) <= _MOST:
         raise ConfigError(
-            f"a comparison is of 2 to {_MOST} runs, but runs names {len(runs)}",
+            f"a comparison needs 2 to {_MOST} runs, but runs names {len(runs)}",
             remedy=f"name 2 to {_MOST} runs by their directories or ids, such as runs=[A,B]",
         )
     found = [RunDir(_directory_of(str(each), place)) for each in runs]
     if len({run.path for run in found}) < len(found):
-        raise ConfigError("a run is named twice", remedy="name different runs, such as runs=[A,B]")
+        raise ConfigError(
+            f"a run is named twice: {', '.join(map(str, runs))}",
+            remedy="name different runs, such as runs=[A,B]",
+        )
     compared = []
     same = len({run.path.parent.name for run in found}) == 1
     for run in found:
@@ -215,10 +218,7 @@ def _cell(value: Any) -> str:
 
 def _curves(runs: Sequence[ComparedRun], picture: Path) -> str:
     """Draws learning curves; returns a sentence that says where they are or why none are drawn."""
-    from sparsepipe.plots import (
-        curves,
-        style,
-    )  # import matplotlib, which refusals need not wait for
+    from sparsepipe.plots import curves, style  # matplotlib, which refusals need not wait for
 
     try:
         rows = [read_rows(run.directory.metrics) for run in runs]

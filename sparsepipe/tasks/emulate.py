@@ -153,7 +153,7 @@ class TrainEmulated(Task):
             key = f"parallel.devices={given.devices}"
             raise ConfigError(
                 f"{key if planned is None else f'parallel.plan is for {planned} devices'}, but the "
-                f"emulated cluster has {ranks}",
+                f"emulated cluster has {ranks} devices",
                 remedy="set parallel.devices=auto, give a plan for all devices or one that names "
                 "those it uses, or choose hardware with as many devices",
             )

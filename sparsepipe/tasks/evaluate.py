@@ -102,7 +102,7 @@ class Evaluate(Task):
 
     @override
     def prepare(self, run: ResolvedRun) -> str:
-        """Prepares the data, unless the configuration contradicts the training."""
+        """Prepares the data, unless settings contradict the training; returns their fingerprint."""
         training, spec = run.training, run.spec
         found = [] if training is None else differences(spec.to_dict(), training)
         refused = [
@@ -247,7 +247,7 @@ def inference_rate(
     slowdown = getattr(trainer.strategy, "slowdown", Slowdown())
     clock, shapes, elapsed_s = Clock(device), 0, 0.0
     for number in range(warmup + timed):
-        # One at a time: the device need not have room for all.
+        # One at a time: the device may not have room for all.
         batch = module.transfer_batch_to_device(fresh(read[number % len(read)]), device, 0)
         clock.synchronise()
         clock.mark()

@@ -355,7 +355,7 @@ class SimulationFigures:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each device."""
+        """Rows of ``devices.csv``, one for each device."""
         ranks = [
             (rank, device, number, stage.layers)
             for number, stage in enumerate(self.plan.stages)

@@ -26,7 +26,7 @@ from sparsepipe.utils.files import markdown_table, write_csv, write_text_atomic
 
 log = logging.getLogger(__name__)
 
-_NUMBER_BYTES = 4  # profiles are of float32
+_NUMBER_BYTES = 4  # profiles are measured in float32
 _ABOUT = ("domains", "code", "target_numbers")
 
 
@@ -146,7 +146,7 @@ class Domains:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each rank."""
+        """Rows of ``devices.csv``, one for each rank."""
         minibatch_s, peers = self.steps.minibatch_s(), self.placement.ranks - 1
         return [
             {

@@ -57,7 +57,7 @@ from sparsepipe.utils.files import read_mapping, write_csv, write_json, write_te
 log = logging.getLogger(__name__)
 
 _FORWARDS: Mapping[str, Any] = {"warmup": 2, "timed": 20, "most_s": 20.0}
-"""Forward passes that measure inference, as in task=evaluate by default, and most seconds."""
+"""Numbers of forward passes that measure inference, and most seconds, as in task=evaluate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,7 +311,7 @@ def _place(run: ResolvedRun, module: pl.LightningModule) -> Resume | None:
             )
         load_weights(module, content["state_dict"], last)
         place = Resume.read(last, content)
-        log.info("going on at epoch %d, batch %d", place.epoch + 1, place.batches + 1)
+        log.info("resuming at epoch %d, batch %d", place.epoch + 1, place.batches + 1)
         return place
     if first is not None:
         path = find_checkpoint(first, outputs=run.spec.paths.outputs)

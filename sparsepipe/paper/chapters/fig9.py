@@ -191,7 +191,7 @@ def _minibatch_s(row: Row) -> float:
 
 
 def _over(rows: Sequence[Row], base_s: Sequence[float], base: Sequence[Row]) -> Ours | None:
-    """The mean speedup over a base, whose runs are among the sources."""
+    """The mean speedup over the times ``base_s``; its sources include the runs ``base``."""
     if not base_s:
         return None
     found = mean_of(rows, lambda row: fmean(base_s) / _minibatch_s(row))

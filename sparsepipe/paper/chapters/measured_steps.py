@@ -63,7 +63,7 @@ def tables_of_steps(
     task: str = "measure_steps",
     of_scale: Mapping[str, str] | None = None,
 ) -> list[tuple[str, str, list[Row]]]:
-    """The title, scale and runs of each table; one of the scale ``desk`` if no run exists.
+    """The title, scale and runs of each table; an empty one of scale ``desk`` if no run exists.
 
     Args:
         rows: finished runs of an exhibit.
@@ -76,7 +76,7 @@ def tables_of_steps(
         [row for row in rows if row["task_name"] == task],
         lambda row: {
             "scale": str(row.get("study.cell.scale")),
-            # Measurements of steps test nothing.
+            # Measuring steps involves no test.
             "overrides": overrides_beside(
                 row,
                 (
@@ -110,7 +110,7 @@ def size_text(size: Size) -> str:
 
 
 def values_at(size: Size, key: str) -> Callable[[Row], float | None]:
-    """A function that returns the value ``key`` of a run at ``size``, None if it has none."""
+    """A function that returns the value ``key`` of a run at ``size``, or None if it has none."""
 
     def value(row: Row) -> float | None:
         measured: Iterable[Mapping[str, Any]] = row.get("measured_sizes", ())
@@ -128,7 +128,7 @@ def memory_cells(
     *,
     ranks: int,
 ) -> list[Cell]:
-    """The cells of ``runs`` on so many ranks at a size, compared with the runs ``alone`` on one."""
+    """The cells of ``runs`` on ``ranks`` ranks at a size, compared with runs ``alone`` on one."""
     peak = mean_of(runs, values_at(size, "peak_bytes"), scale=1e-6)
     base = mean_of(alone, values_at(size, "peak_bytes"), scale=1e-6)
     refused = [run for run in runs if values_at(size, "fits")(run) is False]

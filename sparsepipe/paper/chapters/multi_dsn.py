@@ -50,7 +50,7 @@ _GAIN = Column(
     key="gain", heading="DSN over source only", unit="points", form="{:+.1f}", printed=False
 )
 _SWEPT = {"digit_domains": tuple(_METHODS), "shape_domains": ("source_only", "dsn")}
-"""Methods that the commands of the experiment train."""
+"""Methods that the commands of the experiment train, by ``paper/network``."""
 _OF_ACCURACIES = ("paper/network", "paper.training", "data.source")
 
 

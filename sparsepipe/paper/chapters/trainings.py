@@ -175,7 +175,7 @@ OTHERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSearches:
-    """Combined results of searches for the same largest batch.
+    """Combined results of the searches for the largest batch of a cell.
 
     Attributes:
         runs: the searches.
@@ -281,7 +281,7 @@ _PAPER_TABLE2: Mapping[Place, Mapping[str, str]] = {
     (int(row["resolution"]), int(row["num_gpus"]), row["network"], float(row["point_ratio_p"])): row
     for row in printed("table2")
 }
-_ELSEWHERE = "searched for on one device: each of several has the whole network and its own batch"
+_ELSEWHERE = "searched for on one device: each of several holds the whole network and its own batch"
 
 
 def _table2_block(rows: Sequence[Row]) -> Block:
@@ -427,7 +427,7 @@ def _fig8_block(rows: Sequence[Row]) -> Block:
 
 
 def _refused(runs: Sequence[Row]) -> Ours | None:
-    """Words for runs whose network did not fit; None if there are none."""
+    """Words for runs whose network did not fit; None without any."""
     if not runs:
         return None
     first = runs[0]

@@ -90,7 +90,7 @@ def in_words(spans: StageSpans) -> str:
 def _parsed(setting: object) -> tuple[list[int], list[range]]:
     """Numbers of stages, and spans of layers in order; consecutive single layers are joined."""
     if not isinstance(setting, Mapping) or not {*setting} <= {"stages", "layers"}:
-        raise _refusal(f"{setting!r} does not name layers")
+        raise _refusal(f"{setting!r} is not none, all, auto or a mapping of stages and layers")
     stages, layers = ([*(setting.get(name) or ())] for name in ("stages", "layers"))
     pairs = [entry if isinstance(entry, Sequence) else (entry, entry) for entry in layers]
     numbers = [*stages, *(number for pair in pairs for number in pair)]

@@ -213,13 +213,13 @@ def search_by_name(name: str) -> Search:
 
 
 def best_cuts(problem: Problem, groups: Sequence[Counts]) -> Solution:
-    """The best plan for given numbers of devices in each stage, such as a row of Table III."""
+    """The best plan for given numbers of devices in each stage, as in Table III."""
     used = [tuple(map(sum, zip(*groups[:n], strict=True))) for n in range(1, len(groups) + 1)]
     if used[-1] != problem.pool.counts or len(groups) > problem.spans.num_layers:
         raise PlanError(
             f"stages of {list(groups)} devices do not suit {problem.pool.counts} devices and "
             f"{problem.spans.num_layers} layers",
-            remedy="use each device once, and no more stages than there are layers",
+            remedy="use each device once, and at most one stage for each layer",
         )
     empty = (0,) * len(problem.pool.kinds)
     return _over(problem, [empty, *used], adjacent=True, strategy="given devices")
@@ -312,7 +312,7 @@ def check_subsets(problem: Problem) -> None:
     one = "" if pool.is_uniform else " or one bandwidth for all links (task.bandwidth_bytes_per_s)"
     raise PlanError(
         f"{pool.num_devices} devices of {len(pool.kinds)} kinds have too many subsets for exact: "
-        f"{stages:,} stages of them at {places:,} places of the model",
+        f"{stages:,} possible stages at {places:,} places of the model",
         remedy=f"use task.search=hete_mp{one}",
     )
 
@@ -332,7 +332,7 @@ def check_states(problem: Problem, stages: int) -> None:
     if pairs > MOST_WINDOWS:
         raise PlanError(
             f"{states:,} states or layers have too many pairs of a stage's begin and end for "
-            f"{problem.pool.num_devices} devices: {stages:,} stages to look at for each pair",
+            f"{problem.pool.num_devices} devices: {stages:,} stages to consider for each pair",
             remedy="use task.search=hete_mp, partition over fewer devices or with the layers of a "
             "block as one, or search without parallel.strategy.recompute and then train with it "
             "and the plan that was found (parallel.plan.file)",

@@ -38,7 +38,7 @@ _ROUNDING = 1e-12
 
 
 class ChainReachability:
-    """Finds reachable places of a chain of layers: possible ends are a window, bar a few."""
+    """Finds reachable places of a chain of layers: possible ends form a window, bar exceptions."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -67,7 +67,7 @@ class ChainReachability:
         last_RI = np.array([_last(*row) for row in zip(costs.sums_RI, most_RI, strict=True)])
         self._last_CI = last_RI[costs.rows_CK].min(axis=1)
         self._fits_TI = costs.cut_s_per_byte_T[:, None] * costs.spans.cut_bytes_I <= bound_s
-        self._all_fit = bool(self._fits_TI.all())  # mostly
+        self._all_fit = bool(self._fits_TI.all())  # usually
         self._exceptions = []
         for end in np.flatnonzero(self._alone_I).tolist():
             nearest = int((self._last_CI[:, :end] >= end).any(axis=0).argmax())
@@ -75,7 +75,7 @@ class ChainReachability:
         self._bound_s = bound_s
 
     def _last_EI(self, node: int, ways: Ints | slice) -> Places:
-        """The last place where each stage may end, by its begin; up to the begin: nowhere."""
+        """The last place where each stage may end, by its begin; nowhere if not after its begin."""
         costs = self._costs
         last_EI: Places = self._last_CI[costs.stages_E[node][ways]]
         if len(self._held_MI):
@@ -85,7 +85,7 @@ class ChainReachability:
         return last_EI
 
     def _ends_I(self, node: int, ways: Ints | slice, begin_VI: Bools) -> Bools:
-        """The places at which stages end that go these ways to a node."""
+        """The places at which the stages ``ways`` to a node may end."""
         begin_EI = begin_VI[self._costs.lattice.ways[node].sources_E[ways]]
         last_EI = self._last_EI(node, ways)
         last_EI *= begin_EI

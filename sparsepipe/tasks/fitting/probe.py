@@ -38,7 +38,7 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if not ran_out(error, filled=filled_share(request["budget_bytes"])):
             raise
-        os._exit(OUT_OF_MEMORY)  # without an orderly end of torch
+        os._exit(OUT_OF_MEMORY)  # skips torch's teardown
     (place / "answer").write_bytes(pickle.dumps(answer))
 
 

@@ -99,7 +99,7 @@ class TooFewShapes(Exception):
 
 
 class Prober:
-    """Measures what training steps of a run in one process need, and remembers the answers.
+    """Measures the memory of training steps of a run in one process, and keeps the answers.
 
     Args:
         run: the run.

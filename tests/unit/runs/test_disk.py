@@ -147,7 +147,7 @@ def test_a_run_that_is_to_keep_none_goes_on_until_it_has_finished(
     with pytest.raises(Stopped):
         job(*faulty)
     run = RunDir(job(*faulty))
-    assert "going on at epoch" in caplog.text
+    assert "resuming at epoch" in caplog.text
     assert ", without checkpoints (trainer.checkpoints=none)" in caplog.text
     assert names(run) == []
     for name in ("test/loss", "best_monitored", "tested_checkpoint"):

@@ -318,7 +318,7 @@ def test_unknown_norms_are_refused_in_training_only() -> None:
 
 
 REFUSED: dict[str, Any] = {
-    "'some' does not name layers": "some",
+    "'some' is not none, all, auto": "some",
     "layer 3 is named twice": {"layers": [[1, 3], 3]},
     "'auto' chooses layers by a profile": "auto",
 }
