@@ -1,4 +1,4 @@
-"""Augmentation of training shapes, and shifts that turn clouds into scans, as another domain.
+"""Augmentation of training shapes, and shifts that make clouds look like scans (other domains).
 
 Shapes: N points of a cloud, of which M are left, 3 axes.
 
@@ -108,9 +108,9 @@ class Augment:
 
 
 _CELLS = 24
-"""Cells along each side of the image in which ``partial`` finds hidden points."""
+"""Cells along each side of the view in which the shift ``partial`` finds hidden points."""
 _LEAST = 16
-"""Fewest points of a scan; a shift that leaves fewer has no effect."""
+"""Fewest points that a shift leaves of a shape; one that would leave fewer has no effect."""
 
 
 CloudShiftKind = Literal["none", "partial", "noisy", "occluded", "density", "rotated"]

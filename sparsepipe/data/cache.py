@@ -1,7 +1,7 @@
 """Cache of prepared data: files that are built once, and written whole or not at all.
 
-The rows of S files have a directory named after a digest of the files and the reader's settings,
-with ``rows.npy`` [S, ...], ``meta.npy`` [S, K], and ``corrupt.json``, the faults of corrupt files.
+The rows of S files are in a directory named after a digest of the files and the reader's settings:
+``rows.npy`` [S, ...], ``meta.npy`` [S, K], and ``corrupt.json``, the faults of corrupt files.
 ``rows.npy`` gets its name last: where it exists, so do the others. A build that is interrupted or
 killed begins again.
 """
@@ -52,7 +52,7 @@ _SECONDS_PER_FILE = 3e-3
 _BYTES_PER_S = 8e6
 """Estimated time per file and speed of reading, from which the number of workers follows."""
 _PORTION_FILES = 1024
-"""Most files whose rows wait in memory to be written."""
+"""Largest number of files whose rows wait in memory to be written."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 

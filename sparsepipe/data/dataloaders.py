@@ -126,7 +126,7 @@ _PRELOADED = (
 
 
 def default_workers(ranks: int | None = None) -> int:
-    """Returns the default number of loader workers of a rank: one for four of its cores, at most 8.
+    """Returns the default number of loader workers of a rank: a quarter of its cores, at most 8.
 
     ``ranks`` share this machine's cores; None: ``LOCAL_WORLD_SIZE``. Reading a shape takes much
     less time than training on it (``benchmarks/data.py`` measures both), so that on few cores

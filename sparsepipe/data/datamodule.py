@@ -1,4 +1,4 @@
-"""LightningDataModule of shapes in sparse or dense batches, and the base of other modules."""
+"""LightningDataModule of shapes in sparse or dense batches, and the base of all data modules."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 
     @abstractmethod
     def _dataset(self, purpose: Purpose, indices_S: IntArray) -> Dataset[dict[str, Any]]:
-        """Makes the data set of samples ``indices_S`` of the split in which ``purpose`` lies."""
+        """Data set of samples ``indices_S`` of a purpose's split; ``val`` is part of ``train``."""
 
     def samples(self, split: Split) -> Any:
-        """Returns the samples of ``train`` (with validation) or ``test``; ``labels_S`` is -1 for
-        those without a label.
+        """Returns the samples of ``train`` (including validation) or ``test``; ``labels_S`` is -1
+        for those without a label.
         """
         if split not in self._splits:
             self._splits[split] = self._load(split)
@@ -194,7 +194,7 @@ class ShapeDataModule(SplitDataModule):
         point_ratio: share p of the drawn points that is kept, in training and testing; in (0, 1].
         ratio_mode: ``fixed`` keeps the share p, ``uniform`` a share from U(0, p] per shape.
         augment: augmentation of training shapes, if any.
-        shift: what turns the shapes into another domain, if anything.
+        shift: shift that turns the shapes into those of another domain, if any.
         up_axis: vertical axis of the shapes, about which augmentation rotates them.
         batch_size: shapes in a batch, for each device.
         num_workers: loader processes for each rank; None: chosen by the number of cores.
@@ -285,7 +285,7 @@ class ShapeDataModule(SplitDataModule):
         return self._source.fingerprint(self._cache)
 
     def preprocessing(self) -> Preprocessing:
-        """Returns a function that turns any shape into a network's input, as in a test."""
+        """Returns a function that turns any shape into a network's input, as for a test shape."""
         first = getattr(self._source, "takes_first_points", False)
         return Preprocessing(
             voxelisation=self._voxelisation,
@@ -299,7 +299,7 @@ class ShapeDataModule(SplitDataModule):
         check_num_points(settings.num_points, stored=points.points_per_shape)
         known = self._splits["train"].classes if "train" in self._splits else points.classes
         if points.classes != known:
-            odd = sorted({*known} ^ {*points.classes}) or "the same in another order"
+            odd = sorted({*known} ^ {*points.classes}) or "their order differs"
             raise DataError(
                 f"training and test data in {self._root} have different classes: {odd}",
                 remedy="check data.root: both splits must hold the same classes",

@@ -22,8 +22,8 @@ class DomainDataModule(pl.LightningDataModule):
     """Data module of several domains, the first of which is the source.
 
     A training batch maps names of domains to their batches. An epoch has as many samples of each
-    domain as the largest one has; those of others are repeated in new orders. A batch of an
-    evaluation is of one domain, which its ``domain`` names.
+    domain as the largest one has; those of others are repeated in new orders. An
+    evaluation batch is of one domain, which its entry ``domain`` names.
 
     Under :class:`sparsepipe.strategies.DomainStrategy` a process reads its own domains only.
 
@@ -31,7 +31,7 @@ class DomainDataModule(pl.LightningDataModule):
         domains: data module of each domain by name, the source first; or callables that make them
             from ``common``.
         common: arguments for all callables, such as ``batch_size``.
-        targets: names of the targets, or how many of them, the first ones; None: all.
+        targets: names of the targets, or a number n for the first n; None: all.
         source: name of the domain to be the source instead of the first one.
         evaluated: names of the domains to evaluate on; None: all.
         root: not used here; in a configuration, ``common`` can refer to it.
@@ -162,7 +162,7 @@ class DomainDataModule(pl.LightningDataModule):
         """Loader of minibatches of this process's domains.
 
         Lightning compares the lengths of all processes' loaders one by one, so that each process
-        needs as many: in addition to its domains', some that yield empty minibatches.
+        needs as many; those in addition to its domains' yield empty minibatches.
         """
         loaders: dict[str, Any] = {
             name: self._domains[name].train_dataloader() for name in self._own

@@ -87,7 +87,7 @@ def digest_values(values: Any) -> str:
 
 @contextmanager
 def explaining_storage(directory: Path, *, setting: str) -> Iterator[None]:
-    """Turns file system errors in the block into one that names ``directory`` and ``setting``.
+    """Turns a file system error in the block into one that names ``directory`` and ``setting``.
 
     Raises:
         DataError: the disk is full, or the directory cannot be created, read or written to.
@@ -110,7 +110,7 @@ def new_array(
 
     The file appears when the block ends without an error. Its space is allocated first, because on
     a full disk a write through a memory map would kill the process. The caller holds a lock on this
-    file, since remains of killed processes are removed.
+    file, since leftovers of killed processes are removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in path.parent.glob(f".{path.name}.*.tmp"):

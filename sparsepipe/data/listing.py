@@ -27,8 +27,8 @@ _LAYOUT = (
     "in those of its classes, divide the files"
 )
 _SPLIT = (
-    "a split is the share of each class for testing, between 0 and 1, or a csv file with the "
-    "columns file and split; null uses the folders train and test, if any"
+    "set the split to the share of each class for testing, between 0 and 1, to a csv file with the "
+    "columns file and split, or to null for the folders train and test, if any"
 )
 
 
@@ -48,7 +48,7 @@ class FoundFile:
 class Listing:
     """The files of one split: ``names`` relative to ``root``, with forward slashes.
 
-    ``labels_S`` are their indices in ``classes``; -1 without folders of classes.
+    ``labels_S`` are the files' indices in ``classes``; -1 without folders of classes.
     """
 
     root: Path
@@ -59,7 +59,7 @@ class Listing:
 
 
 def find_files(root: Path, suffixes: Collection[str]) -> tuple[list[FoundFile], list[str]]:
-    """Returns files with one of the suffixes (in lower case), sorted by class and name, and others.
+    """Returns the files with these suffixes (in lower case), by class and name, and other paths.
 
     Names that begin with ``.`` or ``_`` are hidden, and in neither list. A directory with one of
     the suffixes, such as a zarr array, counts as a file. Directories nested more deeply than a
@@ -107,8 +107,8 @@ def list_folder(
         root: the folder.
         suffixes: suffixes of the files, in lower case.
         split: share of each class for testing, in (0, 1); or a csv file with the columns ``file``,
-            relative to ``root``, and ``split``, without which files are left out. None: the folders
-            ``train`` and ``test``.
+            relative to ``root``, and ``split``; files that it does not list are left out. None: the
+            folders ``train`` and ``test``.
         share: share of each class for testing, where ``split`` is None and no such folders exist.
         seed: seed of drawing the share by names, so that new files hardly change the split of
             others; None: the share is spread evenly over the order of names.
@@ -168,7 +168,7 @@ def _splits_in_table(root: Path, names: Collection[str], setting: str) -> Mappin
 def _splits_by_share(
     found: Sequence[FoundFile], share: float, seed: int | None
 ) -> Mapping[str, str]:
-    """Gives tests a share of each class: at least one file, unless the class has only one."""
+    """Assigns a share of each class to testing: at least one file, unless it has only one."""
     if isinstance(share, bool) or not 0 < share < 1:
         raise ConfigError(f"the share {share} of files for testing is not in (0, 1)", remedy=_SPLIT)
     split_of = {file.name: "train" for file in found}

@@ -171,8 +171,8 @@ def measure_frames(
 ) -> Frames:
     """Measures the frames of clouds whose coordinates are ``points_SP3 * scale + offset_S3``.
 
-    Frames far from the origin are relative to the middle of their box. The log warns of points,
-    such as map coordinates in single precision, that are rounded so coarsely that form is lost.
+    Frames far from the origin are relative to the middle of their box. The log warns of points that
+    are rounded so coarsely, such as map coordinates in single precision, that their form is lost.
     """
     parts: list[tuple[NDArray[Any], ...]] = []
     for start in range(0, len(points_SP3), _CHUNK_SHAPES):

@@ -22,7 +22,7 @@ from sparsepipe.data.formats.off import read_off
 from sparsepipe.errors import DataError
 
 _TEXT_BYTES, _SHAPE_BYTES = 1 << 28, 1 << 30
-"""Size limits of text files, which take several times their size in memory, and of others."""
+"""Size limits of text files, which take several times as much memory, and of other files."""
 _MAX_COORDINATE = 1e30
 """Largest accepted coordinate, a few of which can be multiplied without overflow."""
 
@@ -91,7 +91,7 @@ def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
 
 
 def check_shape_file(path: Path) -> None:
-    """Raises a DataError unless ``path`` is a regular file of a known format, within its limit."""
+    """Raises a DataError unless ``path`` is a regular file of a known format and allowed size."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(

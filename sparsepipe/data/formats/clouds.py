@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 _MOST_COLUMNS = 16
 """Most columns of an array of three points; a wider one is probably [3, points]."""
 _HEADER_LINES = 20
-"""First lines, one of which must hold a point; the header of the PCD format has 11."""
+"""Lines at the top of a text, among which a point must be; the PCD format's header has 11."""
 _COMMENT = re.compile(r"(#|//).*")
 _WORD = re.compile(r"\w+")
 
@@ -30,7 +30,7 @@ def read_array_points(path: Path) -> NDArray[Any]:
         with found as arrays:
             names = {*arrays.files} & {"points"} or {*arrays.files}
             if len(names) != 1:
-                raise ValueError(f"no array of {', '.join(sorted(names)[:5])} is named points")
+                raise ValueError(f"points is not among its arrays {', '.join(sorted(names)[:5])}")
             found = arrays[names.pop()]
     is_table = found.ndim == 2 and found.shape[1] >= 3 and found.dtype.kind in "iuf"
     if not is_table or (len(found) == 3 and found.shape[1] > _MOST_COLUMNS):

@@ -105,7 +105,7 @@ def _parsed(rows: list[list[str]]) -> trimesh.Trimesh:
     quads_Q4 = np.array(quads, np.int64).reshape(-1, 4)
     faces_F3 = np.concatenate([faces_F3, quads_Q4[:, [0, 1, 2]], quads_Q4[:, [2, 3, 0]]])
     if not np.abs(vertices_V3).max() <= _MAX_COORDINATE:
-        raise ValueError(f"coordinates are not finite, or more than {_MAX_COORDINATE:g}")
+        raise ValueError(f"coordinates are not finite, or larger than {_MAX_COORDINATE:g}")
     if faces_F3.size and not (faces_F3.min() >= 0 and faces_F3.max() < num_vertices):
         raise ValueError(
             f"faces use vertices {faces_F3.min()} to {faces_F3.max()}, not 0 to {num_vertices - 1}"

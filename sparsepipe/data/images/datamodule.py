@@ -1,6 +1,6 @@
 """LightningDataModule of images, and the source of images in a user's folder.
 
-Shapes: B images in a batch, S of a split, H x W pixels, C channels.
+Shapes: B images in a batch, S images of a split, H x W pixels, C channels.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ImageDataModule(SplitDataModule):
             returns an :class:`ImageSet`, ``fingerprint()``, a digest of the images, and, unless
             they are digits, the names of their ``classes``.
         cache_dir: directory of drawn and of resized images.
-        shift: what turns the images into another domain, if anything.
+        shift: shift that turns the images into those of another domain, if any.
         batch_size: as in ``ShapeDataModule``, like the arguments after it.
     """
 

@@ -70,7 +70,7 @@ class _Digits(ABC):
         if split == "train" and self.train_images is not None:
             if not 1 <= self.train_images <= count:
                 raise ConfigError(
-                    f"data.source.train_images={self.train_images}, but {count} images exist",
+                    f"data.source.train_images={self.train_images}, but {count} are available",
                     remedy=f"set it to a number from 1 to {count}, or to null for all",
                 )
             count = self.train_images
@@ -158,7 +158,7 @@ class _FiledDigits(_Digits):
             self._files = [path / name for name in names]
             if all(file.is_file() for file in self._files):
                 return
-        raise DataError(f"data.root={path} is not {what}", remedy="set data.root to such a one")
+        raise DataError(f"data.root={path} is not {what}", remedy="choose such a directory")
 
     def fingerprint(self) -> str:
         """Digest of the files and ``train_images``."""
@@ -235,7 +235,7 @@ class Usps(_FiledDigits):
     choices = (("usps", "usps.t"), ("usps.bz2", "usps.t.bz2"))
 
     def read(self, split: Split) -> ImagesAndLabels:
-        """Returns images and labels; the file has values in [-1, 1], omitting 0, and digits + 1."""
+        """Returns images and labels; a file omits values of 0 and stores each digit + 1."""
         from sklearn.datasets import load_svmlight_file
 
         path = self._files[SPLITS.index(split)]

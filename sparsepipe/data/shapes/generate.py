@@ -131,7 +131,7 @@ def shapes_settings(
             f"the shape classes {', '.join(unknown or chosen) or '(none)'} with "
             f"train_per_class={train_per_class}, test_per_class={test_per_class} and seed={seed} "
             "cannot be generated",
-            remedy=f"choose from {', '.join(SHAPE_CLASSES)}, and numbers of at least 0",
+            remedy=f"choose classes among {', '.join(SHAPE_CLASSES)}, and numbers of at least 0",
         )
     return {
         "classes": list(chosen),

@@ -127,12 +127,14 @@ class NpzBundle:
             if labels_S.shape != (num_shapes,) or labels_S.dtype.kind not in "iu":
                 raise ValueError(f"labels are not {num_shapes} whole numbers, one for each shape")
             if labels_S.min() < (0 if len(classes) else -1) or labels_S.max() >= len(classes):
-                raise ValueError(f"labels are up to {labels_S.max()} for {len(classes)} classes")
+                raise ValueError(
+                    f"labels {labels_S.min()} to {labels_S.max()} do not fit {len(classes)} classes"
+                )
             scale, offset = arrays["scale"], arrays["offset"]
             if scale.shape != () or not 0 < scale < np.inf:
                 raise ValueError(f"scale is {scale}, not a positive number")
             if offset.shape not in ((3,), (num_shapes, 3)) or not np.isfinite(offset).all():
-                raise ValueError(f"offset is not finite, or not [3] or [{num_shapes}, 3]")
+                raise ValueError(f"offset is not finite numbers of shape [3] or [{num_shapes}, 3]")
             if "names" in arrays and arrays["names"].shape != labels_S.shape:
                 raise ValueError(f"names have shape {arrays['names'].shape}, not ({num_shapes},)")
         return arrays

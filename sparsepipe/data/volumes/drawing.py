@@ -43,7 +43,7 @@ class DrawnObject:
         center_D: position of its middle, in voxels.
         frame_DD: maps a distance from the middle to the frame in which the object is a unit ball.
         order: order of the norm that defines this ball.
-        reach_D: no voxel farther from the middle than this belongs to the object.
+        reach_D: no voxel farther from the middle along an axis than this belongs to the object.
         waves_2D: directions of the texture's waves, unit vectors; orthogonal if D is not 1.
         stretch: factor of the texture's wavelengths.
     """

@@ -66,7 +66,7 @@ class FileSamples:
     files: tuple[str, ...] = ()
 
     def read_input(self, index: int, part: VolumePart) -> FloatArray:
-        """Reads a part of an input, float32 [C, *part], without holding more than it in memory."""
+        """Reads a part of an input, float32 [C, *part], and holds no more of it in memory."""
         with open_volume(self.inputs[index]) as array:
             if self.channel_axis is None:
                 stored = np.asarray(array[part])[None]
@@ -163,7 +163,9 @@ class VolumeFiles:
                 remedy=f"set data.root to an existing one; {_LAYOUT[labels]}",
             )
         if not entries["train"]:
-            raise DataError(f"{root} has no samples for training", remedy=_LAYOUT[labels])
+            raise DataError(
+                f"{root} has no samples for training", remedy=f"add some; {_LAYOUT[labels]}"
+            )
         return classes, entries
 
     @property
@@ -235,7 +237,7 @@ class VolumeFiles:
         return digest_values([self.classes, contents])
 
     def _readable(self, paths: Sequence[Path]) -> dict[Path, Path]:
-        """Maps files to those to read parts of, decompressed into the cache if necessary."""
+        """Maps files to those to read: themselves, or their decompressed copies in the cache."""
         compressed = [path for path in dict.fromkeys(paths) if suffix_of(path) in CONVERTED]
         digests = self._digests(compressed)
         folder = self._cache.directory / "volumes" / "decompressed"
