@@ -147,7 +147,7 @@ def test_validation_is_apart_from_training_and_test(
     ("settings", "said"),
     [
         ({"resolution": MAX_RESOLUTION + 1}, f"less than or equal to {MAX_RESOLUTION}"),
-        ({"point_ratio": 0.0}, "point_ratio must be greater than 0"),
+        ({"point_ratio": 0.0}, "point_ratio=0.0 is not valid"),
         ({"span": "box"}, "'extent', 'cube' or 'sphere'"),
         ({"num_points": 513}, "at most 512, or to null"),
         ({"batch_size": 0}, "batch_size=0"),
