@@ -1,8 +1,8 @@
-"""Names the ranks that are missing where a collective or a message fails.
+"""Names the ranks that are missing when a collective or a message fails.
 
-The backend's errors name no ranks, and with the first broken connection of a group all of them
-break. So each rank for which something has failed signs a roll on the store at which all have
-joined. A rank that does not sign within seconds is missing.
+The backend's errors name no ranks, and after the first broken connection of a group all of them
+break. So each rank that sees a failure signs a roll in the store through which all have joined. A
+rank that does not sign within seconds is missing.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from sparsepipe.runtime.failures.rank_reports import is_backend_error
 _Value = TypeVar("_Value")
 _STORE_LIMIT_S = 1.0
 _ANSWER_S = 5.0
-"""How long a store counts as busy: a rank that is cut off names itself as the cause."""
+"""Seconds without an answer of the launcher's store after which a rank counts as cut off."""
 _LOOKS = 10
-"""Parts of a wait for the store: while this process itself is held up, no more than one passes."""
+"""Parts of a wait for the store: if this process itself is stopped, only one of them passes."""
 _ROLL_CALL_S = 2.0
-"""Time for the other ranks to sign that a collective has failed for them, too."""
+"""Seconds for the other ranks to sign that a collective failed for them too."""
 
 AGAIN = "run the command again to go on from the last checkpoint"
-REMEDY_GONE = f"see what ended that rank (its own message, or the memory); then {AGAIN}"
+REMEDY_GONE = f"find out what ended that rank (its own message, or memory); then {AGAIN}"
 REMEDY_LATE = (
-    "see whether that rank is stopped or hangs; if it only takes longer, raise timeout_s; "
+    "check whether that rank is stopped or hangs; if it only takes longer, raise timeout_s; "
     f"then {AGAIN}"
 )
 REMEDY_UNREACHED = (
-    "see whether that rank has started, and whether the hosts reach each other "
+    "check whether that rank has started, and whether the hosts reach each other "
     f"(GLOO_SOCKET_IFNAME names the interface); then {AGAIN}"
 )
 
@@ -50,16 +50,16 @@ def set_rank_names(name: Callable[[int], str]) -> None:
 
 
 def rank_name(rank: int) -> str:
-    """A rank as messages call it: by its number until :func:`set_rank_names` is called."""
+    """Name of a rank in messages: its number until :func:`set_rank_names` is called."""
     return _rank_names[0](rank) if _rank_names else f"rank {rank}"
 
 
 @contextmanager
 def collective(what: str, group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Context of collectives of a group (by default of all ranks) for the purpose ``what``.
+    """Context of collectives of a group (None: all ranks), whose purpose ``what`` errors name.
 
     Raises:
-        TransportError: a rank is gone, or did not take part within the group's limit.
+        TransportError: a rank is gone, or did not take part within the group's time limit.
     """
     try:
         yield
@@ -71,7 +71,7 @@ def collective(what: str, group: dist.ProcessGroup | None = None) -> Iterator[No
 
 
 def new_group(ranks: list[int], *, backend: str, timeout_s: float) -> Any:
-    """A group whose collectives end within ``timeout_s``; every rank must call it."""
+    """Makes a process group whose collectives end within ``timeout_s``; every rank must call it."""
     found: list[Any] = []
 
     def make() -> None:
@@ -103,7 +103,9 @@ def _collective_error(
     me = rank_name(mine)
     sign_roll()
     if is_cut_off():
-        return TransportError(f"{me} is cut off from all others, during {what}", remedy=REMEDY_GONE)
+        return TransportError(
+            f"{me} is cut off from all other ranks during {what}", remedy=REMEDY_GONE
+        )
     absent = [rank for rank in ranks if rank != mine]
     deadline_s = time.monotonic() + _ROLL_CALL_S
     while len(absent) > 1 and time.monotonic() <= deadline_s:
@@ -128,25 +130,25 @@ def _collective_error(
 
 
 def sign_roll() -> None:
-    """Lets the other ranks know that this one is there, though it has failed."""
+    """Lets the other ranks know that this one still runs, though something failed for it."""
     key = f"sparsepipe/failed/{dist.get_rank()}"
     call_within(_STORE_LIMIT_S, lambda: store().set(key, "1"))
 
 
 def is_cut_off() -> bool:
-    """Whether this rank does not even reach the launcher, which outlives all ranks."""
+    """Whether this rank cannot even reach the launcher, which outlives all ranks."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return False
     return call_within(_ANSWER_S, partial(store().check, ["sparsepipe/any"])) is None
 
 
 def store() -> Any:
-    """The store at which the ranks have joined."""
+    """The key-value store of the default process group, through which the ranks joined."""
     return dist.distributed_c10d._get_default_store()
 
 
 def group_limit_s(group: dist.ProcessGroup | None = None) -> float:
-    """The limit of the collectives of a group, by default of the group of all ranks."""
+    """Time limit in seconds of the collectives of a group, by default the group of all ranks."""
     made = group or dist.group.WORLD
     assert made is not None
     device = "cpu" if "gloo" in dist.get_backend(made) else "cuda"
@@ -155,9 +157,9 @@ def group_limit_s(group: dist.ProcessGroup | None = None) -> float:
 
 
 def call_within(limit_s: float, function: Callable[[], _Value]) -> _Value | None:
-    """Calls ``function`` in a thread; None if it takes too long or fails.
+    """Calls ``function`` in a thread; returns None if it fails or takes longer than ``limit_s``.
 
-    A store may be on a rank that is stopped, and has no limit itself.
+    Without a limit, a request to the store of a rank that is stopped could wait for ever.
     """
     found: list[_Value] = []
 

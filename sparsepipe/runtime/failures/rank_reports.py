@@ -1,6 +1,6 @@
-"""How ranks end: by a stop, or by a failure of which each leaves a report for its launcher.
+"""How ranks end: by a stop, or by a failure, on which each leaves a report for its launcher.
 
-A rank that dies makes its peers fail in their collectives, so the launcher sees several failures,
+A rank that dies makes its peers fail in their collectives, so the launcher sees several failures
 and raises the first cause.
 """
 
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from sparsepipe.errors import SparsePipeError, TransportError
 
 REPORT_VARIABLE = "SPARSEPIPE_RANK_REPORTS"
-"""Environment variable: the directory for reports of failing ranks."""
+"""Environment variable: directory for the reports of failing ranks."""
 
 _RESUME = "run the command again, without force=true, to go on from the last checkpoint"
 _BACKEND = re.compile(r"gloo/|c10d|nccl", re.IGNORECASE)
@@ -30,14 +30,14 @@ _Report = dict[str, Any]
 
 
 class Stopped(BaseException):
-    """A signal stopped the ranks, in good order; as little a failure as ``KeyboardInterrupt``.
+    """Raised when a signal stopped the ranks in good order: like ``KeyboardInterrupt``, no failure.
 
     Args:
         unresponsive: ranks that did not end in time.
         save_error: error that kept a rank from saving a checkpoint, such as a full disk.
 
     Attributes:
-        exit_code: code that shells expect of a process ended by the signal: 130 for Ctrl-C.
+        exit_code: exit code that a process ended by the signal should have: 130 for Ctrl-C.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Stopped(BaseException):
 
 
 def is_backend_error(kind: str, message: str) -> bool:
-    """Whether an exception, by its class's name and its text, is of the backend of collectives."""
+    """Whether an exception, given its class name and text, comes from the collectives' backend."""
     return kind.startswith("Dist") or (kind == "RuntimeError" and bool(_BACKEND.search(message)))
 
 
@@ -83,7 +83,7 @@ def exit_immediately(error: BaseException) -> NoReturn:
 
 
 def write_failure_report(error: BaseException, *, exit_code: int, trace: str) -> bool:
-    """Writes a report of why this rank ends, if a launcher waits for one, and returns whether.
+    """Writes a report of why this rank ends; returns False if no launcher waits for one.
 
     A rank that was stopped while it already missed a peer reports that peer.
     """
@@ -115,7 +115,7 @@ def write_failure_report(error: BaseException, *, exit_code: int, trace: str) ->
 
 
 def read_reports(directory: Path) -> dict[int, _Report]:
-    """The reports of all ranks that left one, the earliest first."""
+    """Reports that ranks have left in ``directory``, by rank, the earliest first."""
     found = {
         int(path.stem.removeprefix("rank")): json.loads(path.read_text(encoding="utf-8"))
         for path in directory.glob("rank*.json")
@@ -132,15 +132,15 @@ def first_cause(
 ) -> BaseException:
     """The cause of a failed launch as an exception for the user.
 
-    In this order: the earliest error of a rank itself, one of this package before others; a rank
-    that died without a report; a stop that came before every other report, to whichever rank; a
-    rank that another one has missed; a rank that did not respond.
+    The first that applies: the earliest error of a rank itself, those of this package before
+    others; a rank that died without a report; a stop of any rank before all other reports; a rank
+    that another one missed; a rank that did not respond.
 
     Args:
-        exit_codes: exit codes of ranks that have ended by themselves, in the order of their ends.
+        exit_codes: exit codes of ranks that ended by themselves, in the order of their ends.
         directory: directory of the reports.
         unresponsive: ranks that had to be killed.
-        name: name of a rank in messages.
+        name: returns the name of a rank for messages.
     """
     reports = read_reports(directory)
     kind: type[SparsePipeError]
@@ -150,7 +150,7 @@ def first_cause(
             return rebuilt(report, name(rank))
     silent = [rank for rank, code in exit_codes.items() if code and rank not in reports]
     died = [rank for rank in silent if exit_codes[rank] != -signal.SIGTERM]
-    if not died and not reports:  # then SIGTERM came from outside, and not from the launcher
+    if not died and not reports:  # then SIGTERM came from outside, not from the launcher
         died = silent
     missed = {rank: each for rank, each in reports.items() if each["missed"] is not None}
     witness = ""
@@ -165,26 +165,26 @@ def first_cause(
         how = f"ended with exit code {code}"
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else how
     elif reports and (signum := next(iter(reports.values()))["stopped"]) is not None:
-        return Stopped(signum)  # that rank's end is what the others miss it by
+        return Stopped(signum)  # the others miss that rank because it ended
     elif missed:
         # A missed rank that reports itself was waiting for another one.
         silent_ones = [each for each in missed.values() if not reports.keys() & each["missed"]]
         return rebuilt((silent_ones or list(missed.values()))[0], "")
     elif unresponsive:
         kind, died = SparsePipeError, list(unresponsive)
-        how = "did not answer, and still ran when the others had given up"
+        how = "did not answer and was still running when the others had given up"
     else:
         rank, report = next(iter(reports.items()))
         return rebuilt(report, name(rank))
     return kind(
         f"{name(died[0])} {how}{witness}; the other ranks were ended",
-        remedy="see whether the machine runs out of memory or the process was stopped; "
+        remedy="check whether the machine ran out of memory or the process was stopped; "
         f"then {_RESUME}",
     )
 
 
 def rebuilt(report: _Report, rank: str) -> SparsePipeError:
-    """The error that a rank has reported; another package's with its traceback and the rank."""
+    """The error that a rank reported; another package's with its traceback and the rank's name."""
     kind = getattr(sys.modules.get(report["module"]), report["kind"], SparsePipeError)
     if not (isinstance(kind, type) and issubclass(kind, SparsePipeError)):
         kind = SparsePipeError

@@ -1,4 +1,4 @@
-"""Messages between stages: typed trees of tensors, overlapped with compute both ways."""
+"""Messages between stages: trees of tensors, sent and received while ranks compute."""
 
 from sparsepipe.runtime.transport.network import Network, SharedMessages
 from sparsepipe.runtime.transport.serialization import (

@@ -1,8 +1,8 @@
 """Channels between two ranks over a gloo group, each in one direction, and their two ends.
 
-An end is a thread, so that transfers go on while the worker computes. No wait here has a limit:
+Each end is a thread, so that transfers go on while the worker computes. Its waits have no limit:
 gloo cannot cancel a wait without breaking the connection, and an idle channel is not a fault.
-Limits are kept by those who wait for the channel's thread.
+Callers that wait for the thread have limits.
 """
 
 from __future__ import annotations
@@ -35,43 +35,43 @@ if TYPE_CHECKING:
     from sparsepipe.runtime.transport.cuda import Carrier
 
 Sizes = tuple[int, ...]
-"""Bytes of each tensor that follows a header."""
+"""Size in bytes of each tensor that follows a header."""
 
 RUNNING = 3
-"""Packets of the same sizes in a row before such are posted beforehand; fewer may be chance."""
+"""Packets of equal sizes in a row before receives are posted beforehand; fewer may be chance."""
 MOST_BYTES = 4 * 2**20
-"""Most bytes of a packet that is posted beforehand."""
+"""Largest packet, in bytes, whose receives are posted beforehand."""
 _FOREVER = timedelta(days=30)
 
 
 class _Tag(IntEnum):
-    """Kinds of transfers, each of which arrives in the order in which it was sent."""
+    """Kinds of transfers; those of one kind arrive in the order in which they were sent."""
 
     HEADER = 0
     TENSOR = 1
     POSTED = 2
-    """A tensor for which the receiver has posted before it knew the header."""
+    """A tensor whose receive was posted before the header was read."""
     DEVICE = 3
-    """A tensor sent by a carrier: after the rest of its packet, when the next may have begun."""
+    """A tensor that a carrier sends after the rest of its packet, when the next may have begun."""
 
 
 class TransferMode(IntFlag):
     """How the tensors of a packet are received, written in its header."""
 
     POSTED = 1
-    """They were posted beforehand."""
+    """With receives that were posted beforehand."""
     AGAIN = 2
-    """From the next packet on such are posted beforehand."""
+    """After it, receives of the same sizes are posted beforehand."""
 
 
 @dataclass(slots=True)
 class RepeatedSizes:
-    """Decides at the sending end which packets are posted beforehand.
+    """Decides, at the sending end, for which packets receives are posted beforehand.
 
-    A packet takes one latency for the header and one for all of its tensors; where packets repeat
-    their sizes, as in training on plain tensors, only one: the receiver posts the tensors of the
-    next packet before it has read the header. A posted receive cannot be taken back: it takes up
-    its memory until packets of these sizes come, and nothing else is posted beforehand.
+    A packet takes one latency for the header and one for all of its tensors, but only one where
+    packets repeat their sizes, as in training on plain tensors: the receiver posts the receives of
+    the next packet's tensors before it reads the header. A posted receive cannot be withdrawn: it
+    keeps its memory until a packet of these sizes comes, and no other sizes are posted beforehand.
     """
 
     _last: Sizes = ()
@@ -79,7 +79,7 @@ class RepeatedSizes:
     _posted: Sizes = ()
 
     def next(self, sizes: Sizes, *, repeats: bool) -> TransferMode:
-        """How the next packet is received; ``sizes`` is empty where nothing follows the header."""
+        """How the next packet is received; ``repeats``: whether its ``sizes`` may come again."""
         if not repeats or not 0 < sum(sizes) <= MOST_BYTES:
             return TransferMode(0)
         if sizes == self._posted:
@@ -93,15 +93,15 @@ class RepeatedSizes:
 
 
 SMALLEST_BYTES = 64 * 1024
-"""Below that size the allocator hands out memory it has at hand, and pooling gains nothing."""
+"""Smallest pooled buffer: below this size the allocator itself reuses memory as fast."""
 
 
 class BufferPool:
-    """Receive buffers that are used again: fresh pages cost more than the copy into them.
+    """Receive buffers that are reused: fresh pages cost more than the copy into them.
 
-    The smallest unused buffer that is large enough serves. The pool never keeps more unused bytes
-    than were in use at the busiest moment. A buffer to whose storage something else still refers,
-    such as a gradient that autograd kept as a view of it, is let go of instead.
+    A request gets the smallest unused buffer that is large enough. The pool never keeps more unused
+    bytes than were once in use at a time. A buffer whose storage something else still refers to,
+    such as a gradient that autograd kept as a view of it, is not reused but dropped.
 
     ``pinned`` memory is page-locked, for copies from and to a CUDA device. It never leaves the
     transport, so nothing else can refer to it.
@@ -114,16 +114,16 @@ class BufferPool:
         self._in_use_bytes = 0
         self._peak_bytes = 0
         self.in_use = 0
-        """Buffers taken and not given back yet."""
+        """Number of buffers taken and not given back yet."""
         self.made = 0
-        """Buffers ever allocated."""
+        """Number of buffers ever allocated."""
         self.kept = 0
-        """Buffers dropped because a tensor outside of the pool still refers to them."""
+        """Number of buffers dropped because a tensor outside of the pool still refers to them."""
 
     def take(self, size_bytes: int) -> Tensor:
-        """A buffer of at least ``size_bytes``: uint8, a power of two or a quarter step between two.
+        """A uint8 buffer of at least ``size_bytes``; sizes are powers of two and quarters between.
 
-        So minibatches of nearly one size share buffers, and at most a fifth of a new one is unused.
+        So minibatches of similar sizes share buffers, and at most a fifth of a new one is unused.
         """
         with self._lock:
             buffer = None
@@ -147,7 +147,7 @@ class BufferPool:
         return buffer
 
     def give_back(self, buffer: Tensor) -> None:
-        """The taker needs it no more (others may, see above)."""
+        """Gives back a buffer that its taker needs no more; other tensors may still refer to it."""
         with self._lock:
             self.in_use -= 1
             self._in_use_bytes -= buffer.numel()
@@ -159,8 +159,8 @@ class BufferPool:
 
 
 def _references(buffer: Tensor) -> int:
-    # The count that torch's own pools of buffers (CUDA graph trees) go by. It includes the Python
-    # object made here, so only a comparison means something.
+    # torch's own pools of buffers (CUDA graph trees) use this count. It includes the Python object
+    # made here, so only comparisons are meaningful.
     return int(torch._C._storage_Use_Count(buffer.untyped_storage()._cdata))
 
 
@@ -186,7 +186,7 @@ class Line:
 
 
 def finish(works: Sequence[dist.Work]) -> None:
-    """Waits for transfers."""
+    """Waits for the end of transfers."""
     for work in works:
         work.wait(_FOREVER)
 
@@ -196,8 +196,8 @@ class Arrival:
     """A packet as received.
 
     Attributes:
-        buffers: pooled memory that its tensors are made of.
-        device_tensors: those on a CUDA device; users on another stream must ``record_stream``.
+        buffers: pooled memory in which its tensors lie.
+        device_tensors: its tensors on a CUDA device; users on other streams must ``record_stream``.
     """
 
     messages: Messages
@@ -207,7 +207,7 @@ class Arrival:
 
 @dataclass(slots=True, eq=False)
 class Wire:
-    """One direction between two ranks; ``carrier`` is for tensors on a CUDA device, if any."""
+    """One direction between two ranks; ``carrier``, if any, moves tensors on a CUDA device."""
 
     line: Line
     _: KW_ONLY
@@ -220,9 +220,9 @@ class Wire:
     _posted: _Tensors | None = None
 
     def begin(self, packet: Packet, *, repeats: bool = False) -> list[dist.Work]:
-        """Begins to send; returns the transfers under way, for :meth:`end`.
+        """Begins to send a packet; returns the transfers under way, for :meth:`end`.
 
-        Packets go in the order in which they begin; none waits for another to end.
+        Packets are sent in the order in which they begin; none waits for another to end.
         """
         sizes = tuple(flat.numel() for flat in packet.host)
         mode = self._repeated.next(sizes, repeats=repeats and not packet.device)
@@ -232,22 +232,22 @@ class Wire:
         return works + [self.line.send(flat, tag=tag) for flat in packet.host]
 
     def end(self, packet: Packet, works: Sequence[dist.Work], made: Any) -> None:
-        """Returns when everything has left this process, and the other side expects it."""
-        finish(works)  # the other side expects device tensors now: no kernel will spin for it
+        """Sends device tensors, which are ready at event ``made``, and waits for all transfers."""
+        finish(works)  # the other side now expects device tensors: no kernel will spin
         if packet.device:
             assert self.carrier is not None, "a CUDA tensor on a transport for the host"
             self.carrier.send(self.line, packet.device, made)
 
     def receive(self) -> Arrival | None:
-        """The next packet; None at the end."""
-        # Before the header's receive is posted: after it the last packet may arrive and the other
+        """Receives the next packet; None once the sender has ended."""
+        # Before the header's receive is posted: after that the last packet may arrive and the other
         # side leave.
         if self._repeated_bytes and self._posted is None:
             self._posted = self._post(self._repeated_bytes, tag=_Tag.POSTED)
         finish([self.line.receive(self._block, tag=_Tag.HEADER)])
         missing = missing_bytes(self._block)
         if missing is None:
-            for buffer in self._posted.pooled if self._posted else ():  # nothing comes into it
+            for buffer in self._posted.pooled if self._posted else ():  # nothing will arrive in it
                 self.pool.give_back(buffer)
             return None
         mode = TransferMode(int(self._block.numpy()[LENGTH_BYTES]))
@@ -286,7 +286,7 @@ class Wire:
 
 @dataclass(slots=True)
 class _Tensors:
-    """Tensors that are being received: uint8 memory of each, those of the pool, transfers."""
+    """Tensors being received: the uint8 memory of each, which of it is pooled, and transfers."""
 
     flat: list[Tensor] = field(default_factory=list)
     pooled: list[Tensor] = field(default_factory=list)
@@ -297,13 +297,13 @@ _Item = TypeVar("_Item")
 
 
 class Ended(Exception):
-    """Nothing more will come out of a queue."""
+    """Raised when nothing more will come out of a queue."""
 
 
 class BoundedQueue(Generic[_Item]):
-    """First in, first out, for one producer, which waits for room, and one consumer.
+    """A first-in, first-out queue for one producer, which waits for room, and one consumer.
 
-    Unlike ``queue.Queue``, every wait ends at once when the queue fails, and raises that error.
+    When the queue fails, every wait ends at once and raises the error: ``queue.Queue`` cannot.
     """
 
     def __init__(self, depth: int) -> None:
@@ -315,10 +315,10 @@ class BoundedQueue(Generic[_Item]):
         self._discards = False
         self._error: Exception | None = None
         self.discarded = 0
-        """Items that came, or were waiting, after the consumer left."""
+        """Number of items that were waiting or came after the consumer had left."""
 
     def put(self, item: _Item, *, limit_s: float | None = None, room: int | None = None) -> None:
-        """Adds an item; see :meth:`wait_for_room`."""
+        """Waits for room, as :meth:`wait_for_room` does, and adds an item."""
         self.wait_for_room(limit_s=limit_s, room=room)
         with self._changed:
             if self._discards:
@@ -328,10 +328,10 @@ class BoundedQueue(Generic[_Item]):
             self._changed.notify_all()
 
     def wait_for_room(self, *, limit_s: float | None = None, room: int | None = None) -> None:
-        """Returns when the producer can put an item without waiting.
+        """Waits until the producer can put an item without waiting.
 
-        Raises a TimeoutError after ``limit_s``; ``room`` is the number of items that the queue
-        holds for this producer, at most ``depth``.
+        Raises a TimeoutError after ``limit_s`` seconds. ``room`` is the number of items that the
+        queue may hold, if fewer than its depth.
         """
         depth = self._depth if room is None else min(room, self._depth)
         with self._changed:
@@ -339,7 +339,7 @@ class BoundedQueue(Generic[_Item]):
             assert not self._ended, "the producer has ended this queue"
 
     def get(self, *, limit_s: float | None = None) -> _Item:
-        """Takes the oldest item; TimeoutError after ``limit_s``, Ended if none will come."""
+        """Takes the oldest item; raises TimeoutError after ``limit_s``, Ended if none will come."""
         with self._changed:
             self._wait(lambda: bool(self._items) or self._ended, limit_s)
             if not self._items:
@@ -349,23 +349,23 @@ class BoundedQueue(Generic[_Item]):
             return item
 
     def __iter__(self) -> Iterator[_Item]:
-        """Takes items as they come, until the end."""
+        """Takes and yields items as they come, until the producer ends the queue."""
         while True:
             try:
                 item = self.get()
             except Ended:
                 return
             yield item
-            del item  # what a consumer has done with is not kept alive here
+            del item  # an item that the consumer is done with is not kept alive here
 
     def end(self) -> None:
-        """The producer will put no more."""
+        """Ends the queue: the producer will put no more items."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def discard(self) -> None:
-        """The consumer will get no more: what waits, and what still comes, is dropped."""
+        """Drops items that wait or still come: the consumer will get no more."""
         with self._changed:
             self._discards = True
             self.discarded += len(self._items)
@@ -388,7 +388,7 @@ class BoundedQueue(Generic[_Item]):
 
 @dataclass(eq=False)
 class ChannelFailed(Exception):
-    """The error that ended a channel in ``minibatch``; raised in every wait of its rank."""
+    """Raised in every wait of a rank after ``error`` ended one of its channels in ``minibatch``."""
 
     route: Route
     minibatch: int | None
@@ -396,14 +396,14 @@ class ChannelFailed(Exception):
 
 
 class TensorChanged(Exception):
-    """A tensor was written to between ``send`` and its transfer."""
+    """Raised for a tensor that was written to between ``send`` and its transfer."""
 
 
 _Report = Callable[[ChannelFailed], None]
 
 
 def _started(run: Callable[[], None], route: Route, end: str) -> threading.Thread:
-    """The thread of a channel's end; a daemon: a wait without end must not keep the process."""
+    """Starts the thread of a channel's end: a daemon, so that no wait keeps the process alive."""
     name = f"{route.kind.value}-{route.source}-{route.target}-{end}"
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
@@ -411,12 +411,12 @@ def _started(run: Callable[[], None], route: Route, end: str) -> threading.Threa
 
 
 class Outgoing:
-    """The sending end: a thread, which reports what ends it before its time.
+    """The sending end of a channel: a thread, which reports an error that ends it early.
 
     Args:
-        depth: packets it takes before :meth:`put` waits, beside the first one in transfer.
-        usual: the same where senders are held back.
-        report: called with what ended it, from the thread or in :meth:`put`.
+        depth: packets that it takes before :meth:`put` waits, besides the one in transfer.
+        usual: the same for senders that are held back.
+        report: called with the error, in the thread or in :meth:`put`.
     """
 
     def __init__(
@@ -427,10 +427,10 @@ class Outgoing:
         self.thread = _started(self._run, route, "out")
 
     def put(self, packet: Packet, *, made: Any, held_back: bool, limit_s: float) -> None:
-        """Begins to send a packet, in the caller's thread: another one would have to wake up.
+        """Begins to send a packet in the caller's thread: another one would have to wake up.
 
-        ``made`` is the event after which its device tensors are ready. With ``held_back`` no more
-        than usual may be under way, and packets do not repeat.
+        ``made`` is the event after which its device tensors are ready. With ``held_back``, no more
+        than ``usual`` packets may be under way, and their sizes do not repeat.
         """
         self.queue.wait_for_room(limit_s=limit_s, room=self._usual if held_back else None)
         try:
@@ -458,7 +458,7 @@ class Outgoing:
 
 
 class Incoming:
-    """The receiving end: a thread, which reports what ends it before its time."""
+    """The receiving end of a channel: a thread, which reports an error that ends it early."""
 
     def __init__(self, route: Route, wire: Wire, *, report: _Report) -> None:
         self.route, self._wire, self._report = route, wire, report

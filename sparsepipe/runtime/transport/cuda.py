@@ -1,11 +1,11 @@
-"""Tensors on a CUDA device between ranks: through host memory, or by NCCL.
+"""Moves tensors on a CUDA device between ranks: through host memory, or with NCCL.
 
 Both carriers run in a channel's thread on a stream of their own and wait there for the
-device, which costs the worker nothing. So three rules make them correct:
+device, which costs the worker nothing. Three rules make this correct:
 
-- what the worker's stream has made is read only after an event that the worker recorded;
-- a tensor or pinned buffer is let go only after its copy is known to have ended;
-- a received tensor belongs to the carrier's stream for the allocator, so the worker
+- what the worker's stream computes is read only after an event that the worker recorded;
+- a tensor or pinned buffer is freed only after its copy is known to have ended;
+- to the allocator, a received tensor belongs to the carrier's stream, so the worker
   registers its own (``record_stream``) when it takes the tensor.
 """
 
@@ -27,7 +27,7 @@ from sparsepipe.runtime.transport.serialization import TensorSpec
 
 
 def mark(device: torch.device) -> torch.cuda.Event:
-    """An event after all work that the calling thread, the worker's, has launched so far."""
+    """Records an event after all work that the calling (worker's) thread has launched so far."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event
@@ -37,20 +37,20 @@ def check_direct(device: torch.device) -> None:
     """Refuses ranks without a CUDA device of their own, which NCCL requires; a collective."""
     if device.type != "cuda":
         raise ConfigError(
-            f"direct transport on {device.type}",
-            remedy="leave direct=false, or train on CUDA devices",
+            f"direct=true needs CUDA devices, but this rank is on {device.type}",
+            remedy="set direct=false, or train on CUDA devices",
         )
     places = process_group.gather_objects((socket.gethostname(), torch.device(device).index))
     if len(set(places)) < len(places):
         raise ConfigError(
-            f"direct transport between ranks that share a device: {places}",
-            remedy="leave direct=false, or give every rank a device of its own",
+            f"direct=true needs a device for each rank, but some ranks share one: {places}",
+            remedy="set direct=false, or give every rank a device of its own",
         )
 
 
 @dataclass(eq=False)
 class _OnDevice:
-    """A device and a stream beside the worker's."""
+    """A CUDA device, and a stream on it other than the worker's."""
 
     device: torch.device
 
@@ -68,7 +68,9 @@ class _OnDevice:
 
 @dataclass(eq=False, kw_only=True)
 class HostStaged(_OnDevice):
-    """Through pinned host memory and gloo: safe with any other communication."""
+    """Carries tensors through pinned host memory and gloo, which is safe alongside any other
+    communication.
+    """
 
     pool: BufferPool
 
@@ -100,23 +102,24 @@ class HostStaged(_OnDevice):
 
 @dataclass(eq=False, kw_only=True)
 class Direct(_OnDevice):
-    """From device to device by NCCL, in a group that serves this direction only.
+    """Carries tensors from device to device with NCCL, in a group used for this direction only.
 
-    The header has gone by gloo when this begins, so the receiver is about to post, and no
-    kernel of NCCL waits on the device for a rank that is still computing.
+    The header has already gone through gloo when a transfer begins, so the receiver is about to
+    call recv, and no kernel of NCCL waits on the device for a rank that is still computing.
 
     Args:
         device: a CUDA device that no other rank uses.
-        nccl: a group of the two ranks.
+        nccl: group of the two ranks.
+        other: the other rank.
     """
 
     nccl: dist.ProcessGroup
     other: int
 
     def connect(self, *, sending: bool) -> None:
-        """Makes NCCL connect now, in the worker's thread and in one order on all ranks.
+        """Makes NCCL connect now, in the worker's thread and in the same order on all ranks.
 
-        Threads that connect on their own, at the first transfer, may wait for each other.
+        Threads that connected on their own, at the first transfer, could wait for each other.
         """
         word = torch.zeros(1, dtype=torch.uint8, device=self.device)
         with self._beside(mark(self.device)):

@@ -54,29 +54,29 @@ _LOOK_S = 0.05  # how long a fault of one channel may go unnoticed while another
 
 
 class Network:
-    """Sends and receives while the worker, whose thread calls it, computes.
+    """Sends and receives a rank's messages while its worker, whose thread calls it, computes.
 
-    - What is sent belongs to the network until it is on its way. Nothing is copied; a tensor that
-      was written to in the meantime raises in one of the next calls.
-    - What is received lives in pooled buffers until :meth:`release` of its minibatch. Received
-      tensors that required a gradient are leaves that do. A tensor that is still referred to after
-      that (a view, a saved activation, a label) stays as it is: its buffer is not used again.
+    - A tensor that is sent must not change until it has left. Nothing is copied; if it was written
+      to in the meantime, one of the next calls raises a ConfigError.
+    - Received tensors lie in pooled buffers until :meth:`release` of their minibatch. Those that
+      required a gradient are leaves that do. A tensor that is still referred to after that (by a
+      view, a saved activation, a label) stays as it is: its buffer is not used again.
 
-    No call waits for a peer longer than ``timeout_s``; each raises :class:`TransportError` at once
-    when any of this rank's peers is gone, and at the limit when one does not answer. The process
-    can then only be left by :func:`sparsepipe.runtime.failures.rank_reports.exit_immediately`.
+    No call waits for a peer longer than ``timeout_s``; each raises a TransportError at once when
+    any of this rank's peers is gone, and at the limit when one does not answer. The process can
+    then only end by :func:`sparsepipe.runtime.failures.rank_reports.exit_immediately`.
 
     Args:
         rank: this process's rank; every rank makes its network at the same time.
         device: for tensors that were on a device at the other end; those on the host stay there.
-        direct: on CUDA, NCCL from device to device instead of through pinned memory.
+        direct: whether CUDA tensors go from device to device with NCCL, not through pinned memory.
         queue_depth: messages that a channel holds before its sender waits; None:
             :func:`default_depth`.
-        ranks: the group's ranks that are those of the plan; by default all.
+        ranks: ranks of the process group that stand for the plan's; None: the same numbers.
 
     Attributes:
-        sent: traffic by kind.
-        called: name of a message's minibatch in errors, by its number.
+        sent: traffic by kind of message.
+        called: returns the name of a message's minibatch in errors, given its number.
         pool: receive buffers.
     """
 
@@ -136,9 +136,9 @@ class Network:
     def send(self, kind: Kind, to_rank: int, message: Message, *, held_back: bool = False) -> None:
         """Begins to send a message; waits only while the channel's queue is full.
 
-        Where there are two stages, a batch goes with the activation of the same minibatch,
-        which must be sent after it. With ``held_back`` the queue holds no more than by default.
-        Raises a ConfigError where it cannot be sent, or an earlier one was written to since.
+        With two stages, a batch travels with the activation of the same minibatch, which must be
+        sent after it. With ``held_back``, the queue holds no more messages than by default. Raises
+        a ConfigError if the message cannot be sent or an earlier one was written to.
         """
         if self._joint and kind is Kind.BATCH:
             self._riders[to_rank, message.minibatch] = message
@@ -159,7 +159,7 @@ class Network:
             traffic.overhead_bytes += packet.overhead_bytes if i == 0 else 0
 
     def receive(self, kind: Kind, from_rank: int, *, minibatch: int) -> Message:
-        """The next message of a kind from a rank, which must be of ``minibatch``."""
+        """Waits for the next message of a kind from a rank, which must be about ``minibatch``."""
         arrived = self._arrived[kind, from_rank]
         carrying = Kind.ACTIVATION if self._joint and kind is Kind.BATCH else kind
         with self._waiting(kind, from_rank, minibatch, sending=False):
@@ -178,15 +178,15 @@ class Network:
         return message
 
     def release(self, minibatch: int) -> None:
-        """Frees the buffers of a minibatch, to whose tensors nothing refers any more."""
+        """Frees the buffers of a minibatch, whose tensors the worker no longer needs."""
         for buffer in self._held.pop(minibatch, ()):
             self.pool.give_back(buffer)
 
     def close(self) -> None:
-        """Ends every channel in order, when all has been received that was sent.
+        """Ends every channel in order, after everything sent has been received.
 
         All ranks close at the same time; each waits for its peers. Does nothing if this network has
-        failed and raised that: its threads cannot be ended.
+        raised a failure: its threads cannot be ended.
         """
         if self._closed or self._failed:
             return
@@ -205,7 +205,7 @@ class Network:
                             peer,
                             f"{self._name(peer)} did not end its connection to "
                             f"{self._name(self._rank)} within {self._timeout_s:g} s",
-                            remedy="see whether that rank is stopped, hangs or runs more steps",
+                            remedy="check whether that rank is stopped, hangs or runs more steps",
                         )
                     channel.thread.join(_LOOK_S)
                 if self._fault is not None:
@@ -215,17 +215,17 @@ class Network:
         unread = [c.route for c in self._in.values() if c.queue.discarded]
         assert not unread, f"closed before everything was received: {unread}"
         assert not self._riders, "closed before the activations of these batches were sent"
-        # A group that ends in a forked loader worker, whose garbage may hold it, crashes there.
+        # No reference is left: a forked loader worker crashes where it collects a group as garbage.
         for holders in (self._out, self._in, self._channels, self._groups):
             holders.clear()
 
     @property
     def blocked(self) -> bool:
-        """Whether a thread has not ended; after a failure it may wait for ever."""
+        """Whether a channel's thread still runs; after a failure it may wait for ever."""
         return any(channel.thread.is_alive() for channel in self._channels)
 
     def _wire(self, route: Route) -> Wire | None:
-        """The connection of a channel; every rank must call it, in the same order."""
+        """Connects a channel, if it is this rank's; every rank calls it, in the same order."""
         ranks = [route.source, route.target]
         other = route.other(self._rank)
         limit_s = self._timeout_s
@@ -243,14 +243,14 @@ class Network:
         return Wire(Line(gloo, other), pool=self.pool, carrier=carrier, device=self._device)
 
     def _report(self, fault: ChannelFailed) -> None:
-        """Wakes the worker wherever it waits; called by a channel, mostly from its thread."""
+        """Makes the worker's waits raise ``fault``; called by a channel, mostly in its thread."""
         self._fault = self._fault or fault
         for channel in self._channels:
             channel.queue.fail(self._fault)
 
     @contextmanager
     def _waiting(self, kind: Kind, peer: int, minibatch: int, *, sending: bool) -> Iterator[None]:
-        """Context of a wait, whose failure is raised as a TransportError."""
+        """Context of a wait for ``peer``, whose failure is raised as a TransportError."""
         what = f"the {kind.value} of {self.called(minibatch)}"
         who, me = self._name(peer), self._name(self._rank)
         with self._raising_faults(f"was {'sending' if sending else 'waiting for'} {what}"):
@@ -264,7 +264,7 @@ class Network:
                 raise self._missing(peer, text, remedy=REMEDY_LATE) from None
             except Ended:
                 text = f"{who} ended before it sent {what} to {me}"
-                remedy = "see whether every rank runs the same number of steps"
+                remedy = "check whether every rank runs the same number of steps"
                 raise self._missing(peer, text, remedy=remedy) from None
 
     def _missing(self, peer: int, text: str, *, remedy: str) -> TransportError:
@@ -287,32 +287,32 @@ class Network:
             which = "" if fault.minibatch is None else f" of {self.called(fault.minibatch)}"
             error: SparsePipeError
             if isinstance(fault.error, TensorChanged):
-                error = ConfigError(  # of this rank's own code, and it would come again
+                error = ConfigError(  # caused by this rank's own code, and would recur
                     f"the {what}{which} for {peer} was written to before it was sent; noticed by "
                     f"{me} while it {doing}",
                     remedy="do not change in place what was returned or passed on; clone it first",
                 )
             elif isinstance(fault.error, UnreadableMessage):
                 error = ConfigError(
-                    f"{me} does not read the {what} of {peer}: {fault.error}; noticed while it "
+                    f"{me} cannot read the {what} from {peer}: {fault.error}; noticed while it "
                     f"{doing}",
                     remedy="import the class where your script begins, so that every rank knows it",
                 )
             elif is_cut_off():
-                text = f"{me} is cut off from all others; it {doing}"
+                text = f"{me} is cut off from all other ranks; it {doing}"
                 error = TransportError(text, remedy=REMEDY_GONE)
             else:
                 during = f" during the {what}{which}" if which else ""
-                text = f"{peer} is gone: its connection to {me} broke{during}, which {doing}"
+                text = f"{peer} is gone: its connection to {me}, which {doing}, broke{during}"
                 error = self._missing(other, text, remedy=REMEDY_GONE)
             raise error from fault.error
 
 
 class SharedMessages:
-    """Hands messages, and the random state that follows from them, on to all ranks of a grid.
+    """Passes messages, and the random state after making them, to all ranks of a grid.
 
-    The grid's first rank alone speaks to other stages. What it hands on travels through the memory
-    of the host, to ``device`` if it was on a device.
+    Only the grid's first rank communicates with other stages. Messages travel through host memory;
+    tensors that were on a device go to ``device``.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, device: torch.device) -> None:
@@ -322,7 +322,7 @@ class SharedMessages:
         self.leads = dist.get_rank(group) == 0
 
     def share(self, make: Callable[[], Message]) -> Message:
-        """The message that the first rank makes, on every rank; a collective."""
+        """Returns on every rank the message that the first one makes; a collective."""
         if self.leads:
             message = make()
             on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -341,7 +341,7 @@ class SharedMessages:
         header = parse([first, rest[:second]] if second else [first])
         host, device = header.following("host"), header.following("device")
         sizes = [spec.size_bytes for spec in (*host, *device)]
-        # Each tensor has memory of its own, as alignment and layers in place want it.
+        # Each tensor gets memory of its own, for alignment and for layers that work in place.
         found = [part.clone() for part in rest[second:].split_with_sizes(sizes)]
         of_device = [each.to(self._device) for each in found[len(host) :]]
         parsed = header.assemble(found[: len(host)], of_device, device=self._device)
@@ -354,6 +354,6 @@ class SharedMessages:
 
     def _broadcast(self, value: Tensor) -> Tensor:
         sent = value if self._on_host else value.to(self._device)
-        with collective("handing a message on to all ranks of a grid", self._group):
+        with collective("passing a message to all ranks of a grid", self._group):
             dist.broadcast(sent, group=self._group, group_src=0)
         return sent.cpu()

@@ -1,9 +1,9 @@
-"""Messages between stages, and as packets of bytes and back; independent of connections.
+"""Messages between stages, and their encoding as packets of bytes; independent of connections.
 
 A packet is one or more messages that travel together: a header, then the tensors that are too large
-for it. The header describes every tensor, so that no shapes need be agreed on before, and holds the
-rest, pickled, with numbers in place of tensors. Each tensor travels once: two sparse tensors on the
-same sites share their coordinates at the other end too.
+for it. The header describes every tensor, so that no shapes need to be agreed on beforehand, and
+holds the rest, pickled, with indices in place of tensors. Each tensor travels once: two sparse
+tensors on the same sites share their coordinates at the other end too.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Kind(Enum):
     GRADIENT = "gradient"
     """Upstream, to the previous stage: gradients of what it sent."""
     BATCH = "batch"
-    """From stage 0 straight to the last stage: the batch without the input."""
+    """From stage 0 straight to the last stage: what the step needs besides the layers' output."""
     REPLY = "reply"
     """From the last stage straight to stage 0: the result for a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One minibatch's tensors with a few values beside them.
+    """A message about one minibatch: its tensors and a few values.
 
     Attributes:
-        meta: small plain Python values (versions, losses, logged values).
+        meta: small plain Python values (versions, losses, logged values), by name.
         tree: a pytree of tensors and plain values, in any nesting. Other objects (a dataclass, for
-            example) are pickled, their tensors sent beside them.
+            example) are pickled, but their tensors are sent separately.
     """
 
     minibatch: int
@@ -55,7 +55,7 @@ class Message:
 
 
 def message_name(number: int, *, parts: int | None = None) -> str:
-    """A message's minibatch in errors, or its microbatch where minibatches have ``parts``."""
+    """Name of a message's minibatch in errors; of its microbatch if minibatches have ``parts``."""
     if parts is None:
         return f"minibatch {number}"
     return f"microbatch {number % parts} of minibatch {number // parts}"
@@ -66,10 +66,10 @@ class Traffic:
     """Counts of the messages of one kind that were sent.
 
     Attributes:
-        messages: number; a batch's rest that travels with an activation counts as one.
-        payload_bytes: bytes of the tensors, each once.
+        messages: number of messages; a batch that travels with an activation counts as one.
+        payload_bytes: bytes of the tensors, each counted once.
         overhead_bytes: bytes of the headers with their padding, without framing by gloo and TCP.
-            The header of a shared message counts for the activation.
+            The header that an activation and a batch share counts for the activation.
     """
 
     messages: int = 0
@@ -86,7 +86,7 @@ class Route:
     target: int
 
     def other(self, rank: int) -> int:
-        """The rank at the other end."""
+        """The rank at the other end of the channel."""
         return self.target if rank == self.source else self.source
 
 
@@ -106,23 +106,23 @@ def routes(plan: Plan) -> tuple[Route, ...]:
 
 
 def default_depth(plan: Plan, route: Route) -> int:
-    """Messages that a channel holds before its sender waits, by default.
+    """Default number of messages that a channel holds before its sender waits.
 
     In the asynchronous schedule a stage has at most warm-up + 1 minibatches in flight, so that in
-    training a send never waits for another stage. In evaluation, which has no gradient to wait for,
-    the depth is what holds a fast stage back.
+    training a send never waits for another stage. In evaluation, which has no gradients to wait
+    for, the depth holds a fast stage back.
     """
     upper = min(plan.stage_of(route.source), plan.stage_of(route.target))
     return plan.warmup(upper) + 1
 
 
 BLOCK_BYTES = 4096
-"""Size of a header's first block, which is all of it in nearly every message."""
+"""Size of a header's first block, which is the whole header of nearly every message."""
 INLINE_BYTES = 2048
-"""Tensors on the host travel inside the header up to this sum: it saves a transfer each."""
+"""Tensors on the host travel in the header up to this sum of bytes: it saves a transfer each."""
 LENGTH_BYTES = 8
 _PREFIX_BYTES = LENGTH_BYTES + 1
-"""The length, and how tensors come (:class:`.channel.TransferMode`)."""
+"""Bytes of the header's length and of its :class:`.channel.TransferMode`."""
 _DTYPES = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 Messages = Sequence[tuple[Kind, Message]]
 
@@ -133,9 +133,9 @@ class TensorSpec(NamedTuple):
     Attributes:
         stride: in elements; a dense tensor keeps its layout (such as channels last), since the
             order of sums in kernels depends on it.
-        requires_grad: as where it came from.
-        where: "host" or "device", the memory it is to lie in; "meta" has no data.
-        data: its bytes if they are in the header, else None: they follow.
+        requires_grad: whether the received tensor requires a gradient.
+        where: memory that it goes to: "host" or "device"; "meta" has no data.
+        data: its bytes if they are in the header; None: they follow.
     """
 
     dtype: torch.dtype
@@ -156,11 +156,11 @@ class Packet:
 
     Attributes:
         blocks: the header: uint8 [BLOCK_BYTES], and a second block if that is too short.
-        host: tensors that follow, uint8 [their bytes].
-        device: tensors that follow those, in a CUDA device's memory.
+        host: tensors on the host that follow, each uint8 [its bytes].
+        device: tensors on a CUDA device that follow those, likewise.
         originals: tensors that were not copied, without their graph, with their version counters
-            when they were handed over.
-        payload_bytes: bytes of the tensors of each message; what two share counts for the first.
+            when they were encoded.
+        payload_bytes: bytes of each message's tensors; shared ones count for the first message.
         overhead_bytes: bytes of the header, without the tensors in it.
     """
 
@@ -173,26 +173,26 @@ class Packet:
     overhead_bytes: int
 
     def changed(self) -> bool:
-        """Whether one of the tensors was written to since it was handed over."""
+        """Whether one of the tensors was written to since it was encoded."""
         return any(tensor._version != version for tensor, version in self.originals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """A header as received: what follows, and how the messages are put together."""
+    """A received header: specs of the packet's tensors, and its messages, pickled."""
 
     specs: tuple[TensorSpec, ...]
     pickled: tuple[bytes, ...]
 
     def following(self, where: str) -> list[TensorSpec]:
-        """Tensors for "host" or "device" that come after the header, in their order."""
+        """Specs of the tensors for "host" or "device" that follow the header, in their order."""
         return [spec for spec in self.specs if spec.data is None and spec.where == where]
 
     def assemble(
         self, host: Sequence[Tensor], on_device: Sequence[Tensor], *, device: torch.device
     ) -> Messages:
-        """The messages; their tensors are made of the uint8 memory that is given for each tensor
-        that follows, on host and device, without a copy.
+        """Returns the messages, whose tensors use, without a copy, the uint8 memory that is given
+        for each tensor that follows, on host and device.
         """
         followed = {"host": iter(host), "device": iter(on_device)}
         tensors = []
@@ -218,21 +218,21 @@ class Header:
 
 
 def differentiable(tree: Any) -> list[Tensor]:
-    """Tensors of a tree that require a gradient, each once, in the tree's order.
+    """Distinct tensors of a tree that require a gradient, in the tree's order.
 
-    The list is the same on the sending and on the receiving side: gradients go back as a list in
-    this order, None for a missing one. Integers, such as coordinates, never require one.
+    The order is the same at the sending and the receiving end: gradients go back as a list in this
+    order, None for a missing one. Integers, such as coordinates, never require one.
     """
     leaves = [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor) and x.requires_grad]
     return list({id(leaf): leaf for leaf in leaves}.values())
 
 
 def encode(messages: Messages) -> Packet:
-    """Messages as a packet; runs in the caller's thread and on its CUDA stream.
+    """Encodes messages as a packet, in the caller's thread and on its CUDA stream.
 
-    Tensors that are not dense are copied here, the others not at all. What requires a gradient in
-    an activation or a batch does so at the other end; gradients and replies are plain values.
-    Raises a ConfigError for what cannot be sent, or whose gradient would be dropped.
+    Only tensors that are not dense are copied. Tensors of activations and batches that require a
+    gradient also do so at the other end; those of gradients and replies do not. Raises a
+    ConfigError for a value that cannot be sent, or whose gradient would be lost.
     """
     table = _TensorTable()
     pickled, payload_bytes = [], []
@@ -243,15 +243,15 @@ def encode(messages: Messages) -> Packet:
         except Unsendable as error:
             what, remedy = error.what, error.remedy
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
-            what = f"what cannot be pickled ({error})"
-            remedy = "hand on tensors and plain values, or classes defined at a module's top level"
+            what = f"a value that cannot be pickled ({error})"
+            remedy = "pass tensors and plain values, or classes defined at a module's top level"
         else:
             payload_bytes.append(table.size_bytes - before)
             continue
         raise ConfigError(
             f"the {kind.value} of minibatch {message.minibatch} holds {what}", remedy=remedy
         )
-    # As plain tuples, which pickle without a call into Python, as classes do not.
+    # As plain tuples, which are pickled without calls into Python.
     specs = tuple((str(dtype), *rest) for dtype, *rest in table.specs)
     header = pickle.dumps((specs, tuple(pickled)), protocol=5)
     whole = bytearray(len(header).to_bytes(LENGTH_BYTES, "little") + b"\0" + header)
@@ -275,7 +275,7 @@ def encode(messages: Messages) -> Packet:
 
 
 def missing_bytes(block: Tensor) -> int | None:
-    """Length of the header's second block, 0 without one; None at the end."""
+    """Bytes of the header's second block, 0 without one; None: the sender has ended."""
     length = int.from_bytes(block.numpy()[:LENGTH_BYTES].tobytes(), "little")
     return None if length == 0 else max(0, length - (BLOCK_BYTES - _PREFIX_BYTES))
 
@@ -289,7 +289,7 @@ def parse(blocks: Sequence[Tensor]) -> Header:
 
 @dataclass(slots=True)
 class _TensorTable:
-    """Tensors of a packet, each once, with sums of their bytes: all, and those in the header."""
+    """Distinct tensors of a packet, with the sums of all their bytes and of those in the header."""
 
     specs: list[TensorSpec] = field(default_factory=list)
     flat: list[Tensor] = field(default_factory=list)
@@ -297,11 +297,11 @@ class _TensorTable:
     size_bytes: int = 0
     inline_bytes: int = 0
     index: dict[int, int] = field(default_factory=dict)
-    _alive: list[Tensor] = field(default_factory=list)  # an id is good as long as its object lives
+    _alive: list[Tensor] = field(default_factory=list)  # an id is valid as long as its object lives
 
     def number(self, tensor: Tensor, *, requires_grad: bool) -> int:
-        """The number of a tensor, which is added if it is new: its spec, and its bytes as uint8
-        [size_bytes], without a copy if it is dense. Small ones on the host are in the spec.
+        """Returns the index of a tensor, after adding a new one: its spec, and its bytes, uint8
+        [size_bytes], without a copy if it is dense. The spec holds the bytes of small host tensors.
         """
         if id(tensor) in self.index:
             return self.index[id(tensor)]
@@ -309,10 +309,10 @@ class _TensorTable:
         if not known or tensor.layout != torch.strided or tensor.is_quantized:
             raise Unsendable(
                 f"a {type(tensor).__name__} of layout {tensor.layout}",
-                remedy="hand on plain dense tensors: .as_subclass(torch.Tensor) or .to_dense()",
+                remedy="pass plain dense tensors: .as_subclass(torch.Tensor) or .to_dense()",
             )
         plain = tensor.detach().resolve_conj().resolve_neg()
-        if not plain.is_contiguous():  # most are, and to look closer takes a while
+        if not plain.is_contiguous():  # most are, and a closer look takes time
             order = sorted(range(plain.dim()), key=plain.stride, reverse=True)
             if not plain.permute(order).is_contiguous():
                 plain = plain.contiguous()
@@ -341,7 +341,7 @@ class _TensorTable:
 
 
 def _pickled(kind: Kind, message: Message, table: _TensorTable) -> bytes:
-    """A message with numbers in place of its tensors."""
+    """A message, pickled with indices in place of its tensors, which are added to ``table``."""
     differentiable = kind in (Kind.ACTIVATION, Kind.BATCH)
     for leaf in _leaves(message.tree):
         if isinstance(leaf, Tensor):
@@ -356,8 +356,8 @@ def _pickled(kind: Kind, message: Message, table: _TensorTable) -> bytes:
         if differentiable and tensor.requires_grad and id(tensor) not in table.index:
             raise Unsendable(
                 "a tensor that requires a gradient inside an object that is not a pytree node",
-                remedy="hand on tuples, lists, dicts or sparse tensors, or register the class "
-                "by torch.utils._pytree.register_pytree_node",
+                remedy="pass tuples, lists, dicts or sparse tensors, or register the class "
+                "with torch.utils._pytree.register_pytree_node",
             )
         return table.number(tensor, requires_grad=False)
 
@@ -370,7 +370,7 @@ def _pickled(kind: Kind, message: Message, table: _TensorTable) -> bytes:
 
 
 def _leaves(tree: Any) -> list[Any]:
-    """As ``pytree.tree_leaves``, which takes longer for lists, tuples and dicts."""
+    """Does what ``pytree.tree_leaves`` does, but faster for lists, tuples and dicts."""
     kind = type(tree)
     if kind is dict or kind is list or kind is tuple:
         nodes = tree.values() if kind is dict else tree

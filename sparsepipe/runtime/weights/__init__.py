@@ -1,4 +1,4 @@
-"""The weights that each minibatch in flight sees; independent of ranks."""
+"""The weights that each minibatch in flight uses; independent of ranks."""
 
 from sparsepipe.runtime.weights.modes import Mode
 from sparsepipe.runtime.weights.versions import Weights

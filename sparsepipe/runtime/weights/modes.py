@@ -1,4 +1,4 @@
-"""The ways to choose a minibatch's weights, and the memory of the sets of weights in use.
+"""The ways to choose a minibatch's weights, and the memory of the weight sets in use.
 
 Versions count the updates of this rank: version v is the result of v updates.
 """
@@ -20,14 +20,14 @@ from sparsepipe.errors import ConfigError
 
 
 class Mode(StrEnum):
-    """The weights that a minibatch sees."""
+    """Which weights a minibatch uses."""
 
     STASH = "stash"
-    """Backward sees the weights that forward saw (PipeDream's weight stashing)."""
+    """The backward uses the weights that the forward used (PipeDream's weight stashing)."""
     VERTICAL_SYNC = "vertical_sync"
-    """The same, and all stages use weights that include the same minibatches."""
+    """Likewise, but all stages use weights that include the gradients of the same minibatches."""
     SPECTRAIN = "spectrain"
-    """Forward sees a prediction of the weights that the minibatch's own update will find."""
+    """The forward uses a prediction of the weights that the minibatch's own update will change."""
     NONE = "none"
     """Forward and backward use the newest weights: plain asynchronous training."""
 
@@ -38,9 +38,9 @@ class Memory:
     Only parameters that require a gradient are copied: the others are never updated.
 
     Attributes:
-        copies: sets in use beside the one that the parameters hold.
-        peak_versions: most sets in use at a time, the parameters' own included.
-        segment_peak: the same since the last segment began.
+        copies: sets in use besides the one that the parameters hold.
+        peak_versions: most sets in use at a time, including the parameters' own.
+        segment_peak: the same since the present segment began.
         peak_bytes: most bytes in use at a time, which is all that was ever allocated.
     """
 
@@ -54,7 +54,7 @@ class Memory:
         self._free: dict[str, list[Tensor]] = {name: [] for name in self.parameters}
 
     def take(self) -> dict[str, Tensor]:
-        """Memory for one more set; its values are undefined."""
+        """Memory for one more set, by parameter name; its values are undefined."""
         taken = {}
         for name, parameter in self.parameters.items():
             if parameter.requires_grad:
@@ -94,8 +94,8 @@ class WeightSet:
     """One set of weights.
 
     Attributes:
-        tensors: of the parameters that learn; empty while the parameters themselves hold them.
-        users: minibatches in flight on it.
+        tensors: values by parameter name; empty while the parameters themselves hold them.
+        users: number of minibatches in flight that use the set.
     """
 
     version: int
@@ -104,9 +104,9 @@ class WeightSet:
 
 
 class Policy:
-    """Chooses the weights of the minibatches in flight; this one is mode ``none``.
+    """Chooses the weights of the minibatches in flight; this base class is mode ``none``.
 
-    Every minibatch uses the parameters' own memory. ``version`` is what they hold.
+    Every minibatch uses the parameters' own memory, which holds version ``version``.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -114,7 +114,7 @@ class Policy:
         self.version = 0
 
     def take(self, *, ahead: int, included: int | None) -> WeightSet:
-        """The weights for a minibatch that begins."""
+        """Chooses the weights of a minibatch; :meth:`.Weights.begin` explains the arguments."""
         return WeightSet(version=self.version)
 
     def begin_backward(self, weights: WeightSet, *, ahead: int) -> int:
@@ -122,22 +122,22 @@ class Policy:
         return self.version
 
     def give(self, weights: WeightSet) -> None:
-        """A minibatch has ended."""
+        """Takes back the weights of a minibatch that has ended."""
 
     def keep_from(self, included: int | None) -> None:
-        """No later minibatch needs weights that include fewer; None: no minibatch will come."""
+        """Frees weights that include fewer minibatches; None: all, as no minibatch will come."""
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Context in which the parameters change in place; afterwards they are one version on."""
+        """Context in which the parameters change in place; at its end ``version`` grows by one."""
         yield
         self.version += 1
 
     def note_values(self) -> None:
-        """Code that is not the pipeline's is about to run."""
+        """Called before code runs that is not the pipeline's."""
 
     def check_values(self) -> None:
-        """It has run; a ConfigError if it has changed what minibatches in flight use."""
+        """Called after such code: a ConfigError if it changed what minibatches in flight use."""
 
     def restart(self) -> None:
         self.version = 0
@@ -147,15 +147,15 @@ class Stash(Policy):
     """Copy on write: an update moves the parameters if their present values are still needed.
 
     Args:
-        watched: compares values to find code that changes them between updates.
+        watched: whether to compare values, to find code that changes them between updates.
     """
 
     def __init__(self, memory: Memory, *, watched: bool) -> None:
         super().__init__(memory)
         self._watched = watched
         self._live = WeightSet(version=0)
-        self._kept: dict[int, WeightSet] = {}  # sets that the parameters left behind
-        self._needed_from = math.inf  # the oldest version that may be needed by number
+        self._kept: dict[int, WeightSet] = {}  # sets that the parameters no longer hold, by version
+        self._needed_from = math.inf  # the oldest version that a minibatch may still ask for
         self._marks: dict[str, tuple[int, ...]] = {}
         self._noted: tuple[int, Tensor] | None = None  # version and checksums
 
@@ -239,7 +239,7 @@ def _changed(name: str) -> ConfigError:
 
 
 def _checksums(parameters: Iterable[Tensor]) -> Tensor:
-    """int64 [n, 2]: the sums of values' bits, eight bytes at a time, and of what is left over."""
+    """int64 [n, 2]: for each parameter the sum of its 8-byte words, and of values left over."""
     found = []
     for tensor in (parameter.data for parameter in parameters):
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -256,9 +256,9 @@ def _checksums(parameters: Iterable[Tensor]) -> Tensor:
 
 
 class VerticalSync(Stash):
-    """Chooses among kept versions the one that includes the same minibatches as stage 0's.
+    """Chooses the kept version that includes the same minibatches as stage 0's weights did.
 
-    An update of this stage includes ``replicas`` minibatches.
+    Each update of this stage includes ``replicas`` minibatches.
     """
 
     def __init__(self, memory: Memory, *, watched: bool, replicas: int) -> None:
@@ -286,20 +286,20 @@ class VerticalSync(Stash):
 
 
 class SpecTrain(Policy):
-    """Each minibatch has a prediction of its own: weights some updates ahead, by SGD's momentum.
+    """Gives each minibatch its own prediction of the weights some updates ahead, by SGD's momentum.
 
     After the idea of Chen, Yang and Cheng, "Efficient and Robust Parallel DNN Training through
-    Model Parallelism on Multi-GPU Platform": w - s * lr * v, where v is the smoothed gradient,
-    SGD's momentum buffer, and s the number of updates. lr is the learning rate at the time of the
-    prediction, which in a forward is that of the step that brings the minibatch. If gradients
-    stayed as they are, every later step would be lr * v, whatever ``dampening``, ``nesterov``,
-    ``weight_decay`` and ``maximize`` are. The prediction takes v to stay as it is.
+    Model Parallelism on Multi-GPU Platform": w - s * lr * v, where w are the weights, v is the
+    smoothed gradient (SGD's momentum buffer) and s the number of updates. lr is the learning rate
+    at the time of the prediction; for a forward, that of the step in which the minibatch enters.
+    The prediction assumes that v stays the same. If gradients did, every later step would be
+    lr * v, whatever ``dampening``, ``nesterov``, ``weight_decay`` and ``maximize`` are.
 
-    With ``predict_backward`` it is predicted anew for the backward, over the values that the
-    forward used: gradients of layers then use the forward's activations and the new weights.
+    With ``predict_backward`` weights are predicted again for the backward, in place of those that
+    the forward used: gradients of layers then use the forward's activations and the new weights.
 
     Raises:
-        ConfigError: an optimizer other than SGD with momentum.
+        ConfigError: the optimizer is not SGD with momentum.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class SpecTrain(Policy):
         if type(optimizer) is SGD:  # a class derived from it may take other steps
             if all(momentum > 0 for momentum in momenta):
                 return
-            what = f"from the momentum, and the optimizer's groups have {momenta}"
+            what = f"from the momentum, but the optimizer's groups have momenta {momenta}"
         raise ConfigError(
             f"SpecTrain predicts {what}",
             remedy="train with torch.optim.SGD and a momentum above 0, or choose weight stashing, "
@@ -342,9 +342,8 @@ class SpecTrain(Policy):
     def _predict(self, buffers: Mapping[str, Tensor], *, updates: int) -> None:
         """Writes the weights expected after ``updates`` more updates to ``buffers``.
 
-        They are the present weights, bit for bit, where nothing is known of the next steps:
-        before the first one, or for ``updates`` = 0. Each element is rounded as SGD's own
-        step is: ``torch.add(w, v, alpha=-updates * lr)``.
+        Before the first step, and for ``updates`` = 0, these are the present weights, bit for bit.
+        Each element is rounded as in SGD's own step: ``torch.add(w, v, alpha=-updates * lr)``.
         """
         assert updates >= 0, updates
         groups = [] if self._optimizer is None else self._optimizer.param_groups
@@ -352,7 +351,7 @@ class SpecTrain(Policy):
         state: Mapping[Any, Any] = {} if self._optimizer is None else self._optimizer.state
         for name, buffer in buffers.items():
             parameter = self._memory.parameters[name]
-            # Not by index: the state is a defaultdict, which would make an entry.
+            # Not by index: the state is a defaultdict, which would add an entry.
             velocity: Tensor | None = state.get(parameter, {}).get("momentum_buffer")
             if velocity is None or updates == 0:
                 buffer.copy_(parameter.data)

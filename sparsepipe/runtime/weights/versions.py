@@ -28,34 +28,35 @@ class _Flight:
 
 
 class Weights:
-    """Hands each minibatch its weights, as leaves for ``torch.func.functional_call``.
+    """Gives each minibatch its weights, as leaves for ``torch.func.functional_call``.
 
     Forward and backward of a minibatch may lie several updates apart. A minibatch goes through
     :meth:`begin`, :meth:`begin_backward` and :meth:`finish`; updates happen inside
     :meth:`updating`. Minibatches and versions count from 0 in each segment, which runs between two
-    drains (see :meth:`restart`). Layers that keep something computed from their weights for the
-    backward, as convolutions under autocast do, go on using it, whatever the mode.
+    drains (see :meth:`restart`). If layers keep something computed from their weights for the
+    backward, as convolutions under autocast do, the backward uses that in every mode.
 
     Args:
-        mode: which weights a minibatch sees.
-        optimizer: SpecTrain reads its momentum. None where nothing learns.
-        replicas: replicas of this stage: minibatches that one update includes.
-        predict_backward: SpecTrain predicts for the backward too, after its paper's idea. The
-            caller passes how far both look ahead.
-        watched: compares values around code that is not the pipeline's.
+        parameters: the stage's parameters by name.
+        mode: which weights a minibatch uses.
+        optimizer: SpecTrain reads its momentum; None: nothing learns.
+        replicas: number of replicas of this stage: of minibatches that one update includes.
+        predict_backward: whether SpecTrain predicts for the backward too, after its paper's idea.
+            The caller passes how far both predictions look ahead.
+        watched: whether to compare values before and after code that is not the pipeline's.
 
     Attributes:
-        updating: context in which the parameters may change in place; afterwards they are one
-            version on.
-        keep_from: lets vertical sync free versions early: no later :meth:`begin` names fewer
-            included minibatches; None: there is no other one before :meth:`restart`.
+        updating: context in which the parameters may change in place; at its end their version
+            grows by one.
+        keep_from: lets vertical sync free versions early: no later :meth:`begin` has a smaller
+            ``included``; None: no :meth:`begin` follows before :meth:`restart`.
         note_values: to be called before code runs that is not the pipeline's.
-        check_values: to be called after that; raises a ConfigError if it has changed a parameter
-            used in flight.
+        check_values: to be called after such code; raises a ConfigError if it changed a parameter
+            that a minibatch in flight uses.
         memory: counts the sets of weights in use.
-        version_of_forward: by minibatch, the version that its forward used (that it was predicted
-            from, for SpecTrain).
-        version_of_backward: the same of its backward.
+        version_of_forward: by minibatch, the version that its forward used or, with SpecTrain, was
+            predicted from.
+        version_of_backward: the same for its backward.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Weights:
             )
         if predict_backward and mode != Mode.SPECTRAIN:
             raise ConfigError(
-                f"predict_backward is set, and mode {str(mode)!r} predicts nothing",
+                f"predict_backward is set, but mode {str(mode)!r} predicts nothing",
                 remedy="unset it, or choose the mode spectrain",
             )
         self.mode = Mode(mode)
@@ -107,7 +108,7 @@ class Weights:
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        """Minibatches that have begun and not finished, in the order they began."""
+        """Minibatches that have begun but not finished, in the order in which they began."""
         return tuple(self._flights)
 
     def begin(
@@ -116,19 +117,19 @@ class Weights:
         """The leaves for a minibatch's forward, by name; each has a gradient of its own.
 
         Args:
-            minibatch: its number.
-            version: updates before this forward by the schedule.
-            ahead: updates of this stage that SpecTrain looks ahead: those from now to the
-                minibatch's own, without that one; with ``predict_backward`` to its return.
-            included: minibatches whose gradients stage 0's weights included at this one's forward
-                there; vertical sync needs it, and it never falls.
+            minibatch: its number in the segment.
+            version: number of updates before this forward, by the schedule.
+            ahead: number of updates that SpecTrain looks ahead: those of this stage until the
+                minibatch's own or, with ``predict_backward``, until its return to stage 0.
+            included: number of minibatches whose gradients stage 0's weights included at this
+                one's forward there; needed for vertical sync. It never decreases.
         """
         assert minibatch not in self.version_of_forward, f"minibatch {minibatch} began before"
         assert version == self.version, f"{self.version} updates, the schedule has {version}"
         self.check_values()
         weights = self._policy.take(ahead=ahead, included=included)
-        # Leaves of a graph have version counters of their own (that of ``detach()`` is shared):
-        # memory is written to in place under graphs where a mode means it to be, and nowhere else.
+        # ``.data`` has a version counter of its own, which ``detach()`` would share: modes write to
+        # memory in place under graphs on purpose, and nothing else does.
         leaves = {
             name: weights.tensors.get(name, p).data.requires_grad_(p.requires_grad)
             for name, p in self.memory.parameters.items()
@@ -141,9 +142,9 @@ class Weights:
     def begin_backward(self, minibatch: int, *, ahead: int = 0) -> dict[str, Tensor]:
         """The leaves for a minibatch's backward: the objects that :meth:`begin` gave.
 
-        Their values are the forward's, but for mode ``none`` (the present ones) and for SpecTrain's
-        prediction at the backward, which looks ``ahead`` as many updates. Raises a ConfigError
-        where a layer has changed its parameters in the forward.
+        Their values are the forward's, except in mode ``none`` (the present ones) and where
+        SpecTrain predicts for the backward, ``ahead`` updates from now. Raises a ConfigError if a
+        layer changed its parameters in the forward.
         """
         flight = self._flights[minibatch]
         for name, leaf in flight.leaves.items():
@@ -160,7 +161,7 @@ class Weights:
         return dict(flight.leaves)
 
     def finish(self, minibatch: int) -> dict[str, Tensor | None]:
-        """Gradients of a minibatch by name, None for parameters without one; frees its weights."""
+        """Returns a minibatch's gradients by name, None for missing ones, and frees its weights."""
         assert minibatch in self.version_of_backward, f"minibatch {minibatch} had no backward"
         flight = self._flights.pop(minibatch)
         gradients = {name: tensor.grad for name, tensor in flight.leaves.items()}
@@ -170,7 +171,7 @@ class Weights:
         return gradients
 
     def restart(self) -> None:
-        """After a drain: minibatches and versions count from 0, records are empty; peaks stay."""
+        """Begins a segment after a drain: clears counts and records, but not the memory's peaks."""
         assert not self._flights, f"in flight: {self.in_flight}"
         self._policy.restart()
         self.memory.segment_peak = 1 + self.memory.copies

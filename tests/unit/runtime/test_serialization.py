@@ -267,7 +267,7 @@ def test_a_waiting_packet_does_not_keep_the_graph() -> None:
     ("tree", "says"),
     [
         (Opaque(torch.ones(2, requires_grad=True), "x"), "object that is not a pytree node"),
-        (lambda: 3, "what cannot be pickled"),
+        (lambda: 3, "a value that cannot be pickled"),
         (torch.eye(3).to_sparse(), "layout torch.sparse_coo"),
         (torch.ones(2).as_subclass(type("Mine", (Tensor,), {})), "a Mine of layout"),
     ],

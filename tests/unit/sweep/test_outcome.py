@@ -10,7 +10,7 @@ import pytest
 from sparsepipe.sweep.record import JobEnd, JobRecord, outcome
 
 KILLED = -signal.SIGKILL
-RANK = "rank 1 was killed by SIGKILL; the other ranks were ended\n  remedy: see whether"
+RANK = "rank 1 was killed by SIGKILL; the other ranks were ended\n  remedy: check whether"
 FULL = "no space left\n  remedy: mend it"
 LIMIT = {"exit_code": KILLED, "ended_by": "limit", "limit_s": 60.0}
 STOP = {"exit_code": KILLED, "ended_by": "stop"}
