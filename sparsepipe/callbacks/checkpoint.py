@@ -38,14 +38,14 @@ class RunCheckpoint(Checkpoint):
 
     Args:
         directory: the run's directory.
-        monitor: name of the metric; None: ``val/accuracy``, if it is logged.
+        monitor: name of the metric for ``best.ckpt``; None: ``val/accuracy``, if it is logged.
         mode: ``max`` or ``min``: whether the highest or the lowest value is best.
         resume: place where this run resumes; None: it starts anew.
         record: plain values that describe what is trained, stored in every checkpoint.
         loaders: callback that holds the training's loaders.
 
     Attributes:
-        monitor: name of the metric.
+        monitor: name of that metric.
         best: its best value so far; None before the first.
     """
 

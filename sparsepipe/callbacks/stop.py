@@ -18,10 +18,10 @@ from sparsepipe.strategies.trainer_internals import active_loop, log_step_metric
 
 
 class StopOnSignal(pl.Callback):
-    """Stops all ranks after the same step when a signal arrives, with a checkpoint of it.
+    """Stops all ranks after the same step when a signal arrives, with a checkpoint.
 
-    During a validation ranks do not check for signals, since their numbers of batches may differ;
-    the next step or the start of the next epoch does.
+    Ranks do not check for signals during a validation, in which their numbers of batches may
+    differ, but after the next step or at the start of the next epoch.
 
     Args:
         watch: tells whether a signal has arrived.

@@ -85,7 +85,7 @@ class BusyTimes(pl.Callback):
             self._now = []
 
     def values(self) -> dict[str, float]:
-        """Returns shares of time without computing, for ``result.json``; collective.
+        """Returns the ranks' mean and least idle share of time, for ``result.json``; collective.
 
         Empty if no pipeline or too few steps ran, or if ranks are on several hosts.
         """
@@ -117,7 +117,7 @@ def idle_shares(
     """Returns the share of the time from ``begin`` to ``end`` in which each rank computes nothing.
 
     By default the time lasts from the first begin to the last end in ``ranks``: for the forwards
-    and backwards of one minibatch, as long as this is in the pipeline.
+    and backwards of one minibatch, the time that it spends in the pipeline.
     """
     begin = min(a for own in ranks for a, _ in own) if begin is None else begin
     end = max(b for own in ranks for _, b in own) if end is None else end
@@ -204,7 +204,7 @@ class StepTimer(pl.Callback):
             self._per_step = strategy.plan.replicas(0)
         if isinstance(strategy, PipelineStrategy):  # a synchronous one is empty after each step
             self._ahead = strategy.plan.warmup(0)
-        steady_part(int(trainer.num_training_batches), ahead=self._ahead)  # refuses too few early
+        steady_part(int(trainer.num_training_batches), ahead=self._ahead)  # refuses too few batches
         process_group.gather_objects(True, what="limiting the links")
         if trainer.is_global_zero:
             set_limits()

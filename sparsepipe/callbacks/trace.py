@@ -122,7 +122,7 @@ class Trace(pl.Callback):
             trainer.profiler = profiler.own  # type: ignore[attr-defined]
 
     def gathered(self) -> Measured | None:
-        """Returns the records of all ranks; None if training ended before them. Collective."""
+        """Returns the records of all ranks; None if training ended before the first. Collective."""
         own = self._recorder
         if own is None:
             return None
@@ -203,7 +203,7 @@ class Measured:
         return {part: took / count for part, took in parts.items()}
 
     def in_words(self, rank: int, planned_s: Mapping[str, float]) -> str:
-        """Formats :meth:`times_s`, with the seconds per part that a plan expected."""
+        """Formats :meth:`times_s`, with ``planned_s``, seconds per part that a plan expected."""
         times_s = self.times_s(rank)
         words = [
             f"{part} {1e3 * took:.1f}"
@@ -212,7 +212,7 @@ class Measured:
             if 1e3 * took >= _SHOWN_MS or part in planned_s
         ]
         total_ms = 1e3 * sum(times_s.values())
-        line = f"{total_ms:.1f} ms for each of its minibatches: {', '.join(words)}"
+        line = f"{total_ms:.1f} ms per minibatch: {', '.join(words)}"
         if rank not in self.without_core_s:
             return line
         computed_s = self.minibatches(rank) * sum(times_s[name] for name in _ACTIONS.values())

@@ -202,7 +202,7 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
 
 
 def exit_if_blocked(error: BaseException, *, blocked: Callable[[], bool]) -> None:
-    """Makes the process exit with ``os._exit`` if its network threads are ``blocked`` by then.
+    """At exit, ends the process with ``os._exit`` if its network threads are ``blocked`` then.
 
     Such threads cannot be ended, and Python's own clean-up would abort in them. Other functions
     registered with ``atexit`` run first. The exit status is that of ``error``, even if the script

@@ -220,7 +220,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     def _connect(
         self, module: pl.LightningModule, part: OwnDomains, placement: Placement, *, fitting: bool
     ) -> None:
-        """Makes the process groups, the module's exchange, and the averages of gradients."""
+        """Makes the process groups and the module's exchange, and prepares to average gradients."""
         unit, encoders, last = self._unit, range(placement.encoders), placement.loss_rank
         replicas = [placement.ranks_of(name) for name in placement.domains]
         self._ranks = Ranks(

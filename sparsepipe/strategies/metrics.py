@@ -90,7 +90,7 @@ class Metrics:
         self._stale: set[str] = set()
 
     def synchronise(self, on: bool) -> None:
-        """Restores the metrics' own synchronisation, or turns it off, since drains merge states."""
+        """Restores the metrics' own synchronisation if ``on``, else turns it off."""
         for name, metric in self._metrics.items():
             found = self._synchronising[name] if on else (False, False)
             metric.sync_on_compute, metric.dist_sync_on_step = found
@@ -98,7 +98,10 @@ class Metrics:
 
     @contextmanager
     def tracking(self) -> Iterator[None]:
-        """Context that records updates; after a drain, only the first replica keeps its states."""
+        """Context that records which metrics are updated.
+
+        A drain gives all replicas the merged states, from which only the first one continues.
+        """
         merged: dict[str, State] = {}
         for name in self._stale:
             metric = self._metrics[name]

@@ -202,7 +202,7 @@ def replace_in_loops(
 
 
 def restore_loops(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Undoes the changes to hooks, signals, validation and evaluation samplers in this file."""
+    """Undoes what functions of this file changed in hooks, signals, validation and samplers."""
     replaced: dict[Any, tuple[str, ...]] = {
         module: _BATCH_HOOKS,
         trainer._signal_connector: ("_sigterm_notifier_fn",),

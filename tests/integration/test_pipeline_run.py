@@ -78,7 +78,7 @@ def test_a_trace_of_what_ranks_really_did(shell: Shell, parallel: str) -> None:
     minibatches = {name[1:].partition(".")[0] for name in recorded if name[0] == "F"}
     # 3 minibatches for each rank in an asynchronous pipeline, in whole rounds, else 3 in all.
     assert len(minibatches) >= (3 if parts > 1 else 10)
-    lines = [line for line in done.err.splitlines() if " ms for each of its minibatches: " in line]
+    lines = [line for line in done.err.splitlines() if " ms per minibatch: " in line]
     assert len(lines) == len(written)
     for line in lines:
         assert re.search(r": forwards \d.*, backwards \d.*, else \d.*; in \d+% of its ", line), line

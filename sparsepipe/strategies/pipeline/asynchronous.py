@@ -1,4 +1,4 @@
-"""The asynchronous pipeline as a Lightning Strategy."""
+"""The asynchronous pipeline as a Lightning strategy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PipelineStrategy(StagedStrategy):
     (PipeDream's 1F1B with weight stashing), so that gradients of early stages are some
     updates old. One Lightning step is one minibatch for each replica of stage 0. The pipeline is
     empty before validation, before checkpoints and at the end of each epoch. With one device a run
-    is that of a plain Trainer, bit for bit; ``docs/pipeline.md`` lists the differences otherwise.
+    is that of a plain Trainer, bit for bit; ``docs/pipeline.md`` lists the other differences.
 
     Args:
         config: number of replicas of each stage, such as "2-1"; by default one device per stage.
@@ -45,8 +45,8 @@ class PipelineStrategy(StagedStrategy):
         grids: for each stage, the shape of the grid of ranks that share each sample (spatial
             parallelism), such as [None, [1, 2]]; None for a stage of one device, or of replicas.
             A grid counts as one replica in ``config``.
-        balance: what stages share evenly, without ``cuts``: ``flops`` of a batch's forward pass,
-            ``parameters`` or ``layers``.
+        balance: what is shared evenly by stages without ``cuts``: ``flops`` of a batch's forward
+            pass, ``parameters`` or ``layers``.
         layers: name of the Sequential; by default ``layers``, or the only one.
         mode: which weights a minibatch uses: ``stash``, ``vertical_sync``, ``spectrain`` or
             ``none``.

@@ -40,7 +40,7 @@ REMOTE_BATCH = RemoteBatch()
 
 
 class Padded:
-    """A loader followed by stand-ins, ``length`` in all; unless it ``reads``, all are stand-ins."""
+    """A loader and stand-ins, ``length`` batches in all; only stand-ins unless it ``reads``."""
 
     def __init__(self, loader: Iterable[Any], length: int, *, reads: bool = True) -> None:
         self.loader, self.reads = loader, reads
@@ -80,7 +80,8 @@ def adapt_loader(loader: Any, *, reader: int | None) -> Any:
     longest = lengths[0]
     if lengths != sorted(lengths, reverse=True) or longest - lengths[-1] > 1:
         raise ConfigError(
-            f"replicas of stage 0 have {', '.join(map(str, lengths))} batches, not dealt in turn",
+            f"the replicas of stage 0 have {', '.join(map(str, lengths))} batches: from the first "
+            "to the last, the number may fall by one at most, and never rise",
             remedy="use a sampler that deals batches out in turn, as DistributedSampler does",
         )
     exact = isinstance(loader, DataLoader) and not has_iterable_dataset(loader)

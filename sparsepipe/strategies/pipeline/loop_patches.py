@@ -96,7 +96,7 @@ class LoopPatches:
         try:
             return internals.validation_follows(trainer)
         finally:
-            trainer.should_stop = trainer.should_stop or requested  # by a signal's handler
+            trainer.should_stop = trainer.should_stop or requested  # a signal's handler may set it
 
     def stop_for_all(self) -> None:
         """Stops all ranks if one requests it; every rank must call this."""

@@ -221,7 +221,7 @@ class Pipeline:
     # What the strategy calls.
 
     def train(self, batch: Any, arguments: tuple[Any, ...], *, count: int, number: int) -> None:
-        """Runs one Lightning step, in which ``count`` minibatches enter, from ``number`` on."""
+        """Runs a Lightning step: ``count`` minibatches enter, from ``number`` of the run on."""
         self.steps.hook, self.steps.arguments = TRAINING, arguments
         assert self._updates is not None
         with self._part.silent():

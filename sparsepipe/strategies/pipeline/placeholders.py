@@ -239,7 +239,7 @@ class StageModule(ModulePart):
                 yield name, parameter
 
     def norms(self) -> tuple[dict[str, _BatchNorm], dict[str, _BatchNorm]]:
-        """Batch norms by name: this stage's, and those outside of the layers, if not its own."""
+        """Batch norms by name: this stage's, and those outside of the layers that others own."""
         inside, norms = f"{self._placement.name}.", norms_of(self._placement.module).items()
         outside = {name: each for name, each in norms if not name.startswith(inside)}
         own = {name: each for name, each in norms if self.holds(name)}

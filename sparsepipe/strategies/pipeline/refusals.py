@@ -120,7 +120,7 @@ def check_module(module: pl.LightningModule, *, fitting: bool) -> None:
 def check_optimization(
     optimizers: list[Optimizer], schedulers: Iterable[LRSchedulerConfig]
 ) -> None:
-    """Refuses any number of optimizers but one, and schedulers on which ranks would differ."""
+    """Refuses all but one optimizer, and schedulers that would act differently on each rank."""
     if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer):
         types = ", ".join(type(each).__name__ for each in optimizers)
         raise ConfigError(

@@ -99,7 +99,7 @@ class StagePlacement:
         return self.plan.num_stages - 1
 
     def check(self) -> None:
-        """Refuses a plan that does not suit the module, of which ranks still have all layers."""
+        """Refuses a plan that does not suit the module; must run while ranks have all layers."""
         owner: dict[int, tuple[int, str]] = {}
         named = (
             *self.module.named_parameters(remove_duplicate=False),
@@ -169,7 +169,7 @@ def make_plan(
     if cuts is None:
         if len(replicas) > num_layers:
             raise ConfigError(
-                f"config={config!r} has {len(replicas)} stages for {num_layers} layers",
+                f"config={config!r} has {len(replicas)} stages, but there are {num_layers} layers",
                 remedy="use at most as many stages as there are layers",
             )
         cuts = balanced(costs(), replicas) if len(replicas) > 1 else []

@@ -53,7 +53,7 @@ from sparsepipe.strategies.sharding import ShardedCheckpoints, ShardedModule
 def _outside_steps(name: str) -> Any:
     """Makes a method that runs a collective of Lightning's, but refuses to within a step.
 
-    A plain function, since its bound methods are equal: Lightning compares options of ``self.log``.
+    It is a function, since its bound methods are equal: Lightning compares options of ``self.log``.
     """
 
     def call(self: StagedStrategy, *args: Any, **kwargs: Any) -> Any:

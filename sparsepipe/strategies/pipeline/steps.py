@@ -34,7 +34,7 @@ from sparsepipe.strategies.pipeline.logging import LogRecorder, Logs, replaced_l
 
 TRAINING = "training_step"
 _CUDA = "torch.cuda"  # on ranks with such a device only
-_ONCE = "call it exactly once in each step, with one argument"
+_ONCE = "call layers exactly once in each step, with one argument"
 _CONTAINERS = (list, tuple, dict)
 
 
@@ -228,7 +228,7 @@ class ModuleSteps:
         self.hook, self.arguments = TRAINING, tuple[Any, ...]()
 
     def open(self, batch: Any) -> tuple[Any, Any]:
-        """Runs the first half; returns the layers' input, and what the last stage needs."""
+        """Runs the first half; returns the layers' input, and the rest for the last stage."""
         with replaced_log(self._module), self._autocast():
             opened = run_until_layers(self._layers, lambda: self._step(batch), module=self._module)
         drawn = safe_pickle.dumps(opened.randomness) if opened.randomness else None

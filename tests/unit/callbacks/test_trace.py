@@ -94,7 +94,7 @@ def test_all_of_a_steps_time_by_name(steps: int) -> None:
     names = [str(span.action) for span in found.spans if span.is_action]
     assert names == ["F2", "B1", "U1", "F3", "B2", "U2", "F4", "B3", "U3", "F5", "B4", "U4"]
     words = found.in_words(0, {"forwards": 0.029, "loads": 0.0})
-    assert words.startswith("83000.0 ms for each of its minibatches: forwards 30000.0 (29.0 by the")
+    assert words.startswith("83000.0 ms per minibatch: forwards 30000.0 (29.0 by the")
     assert words.endswith("; in 9% of its computing it had no core to itself")  # 5 of 55
 
 

@@ -233,7 +233,7 @@ def test_evaluation_accepts_settings_refused_in_training() -> None:
 def test_more_stages_than_layers() -> None:
     from sparsepipe.strategies.pipeline.stage_plan import make_plan
 
-    with pytest.raises(ConfigError, match="3 stages for 2 layers"):
+    with pytest.raises(ConfigError, match="3 stages, but there are 2 layers"):
         make_plan((1, 1, 1), cuts=None, costs=lambda: [1.0, 1.0], num_layers=2)
 
 
