@@ -55,7 +55,7 @@ def cnn_5x5(
         layer = nn.Conv2d(before, channels, _KERNEL, padding=_KERNEL // 2)
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         assert layer.bias is not None
-        if before == channels:
+        if entries:
             with torch.no_grad():
                 layer.weight.mul_(_RANDOM_SCALE)
                 layer.weight.add_(nn.init.dirac_(torch.empty_like(layer.weight)))
