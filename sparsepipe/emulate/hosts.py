@@ -1,7 +1,7 @@
-"""Makes the hosts of an emulated cluster, and removes them on every way out.
+"""Makes the hosts of an emulated cluster, and removes them however the block ends.
 
-What a killed process has left is removed by the next one that emulates, with hosts of its own or
-without: the names of namespaces have their owners in them.
+The next process that emulates, with or without hosts of its own, removes what a killed one has
+left: the names of namespaces contain their owners.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator[Layout]:
-    """Hosts as namespaces of this machine, as long as the block runs.
+    """Emulates the inventory's hosts as network namespaces of this machine while the block runs.
 
-    Begins by removing what is left of clusters whose process was killed, their processes too.
+    First removes the namespaces and processes that killed emulations left behind.
 
     Raises:
         NotPermitted: this process may not make namespaces.
-        HardwareError: they cannot be made, or the link cannot be emulated.
+        HardwareError: the namespaces cannot be made, or the link cannot be emulated.
     """
     owner = machine.owner_of(os.getpid())
     assert owner is not None, "this process lives"
-    lay_out(inventory, owner=owner, block=0, time_scale=time_scale)  # refused before it is begun
+    lay_out(inventory, owner=owner, block=0, time_scale=time_scale)  # refuses it early
     layout: Layout | None = None
     try:
         with _administering():
@@ -66,7 +66,7 @@ def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator
 
 
 def clear() -> None:
-    """Removes leftovers of killed processes where this process may; else logs a warning."""
+    """Removes leftovers of killed emulations; logs a warning if this process may not."""
     namespaces, cables = _left_over()
     try:
         if namespaces or cables:
@@ -77,11 +77,11 @@ def clear() -> None:
 
 
 def remove_leftovers() -> None:
-    """Removes what is left of clusters whose process has ended without removing it."""
+    """Removes the leftovers of clusters whose process ended without removing them."""
     namespaces, cables = _left_over()
     if namespaces or cables:
         names = ", ".join((*namespaces, *cables))
-        log.info("removing what a killed process has left of an emulated cluster: %s", names)
+        log.info("removing leftovers of an emulated cluster whose process was killed: %s", names)
         remove(namespaces, cables)
 
 
@@ -92,7 +92,7 @@ def _left_over() -> tuple[list[str], list[str]]:
 
 
 def remove(namespaces: Sequence[str], cables: Sequence[str]) -> None:
-    """Ends the processes of namespaces and removes these; warns of what cannot be removed."""
+    """Ends the processes of namespaces, removes these and cables, and warns of what remains."""
     there = [name for name in namespaces if name in machine.namespaces()]
     for pid in machine.end_processes(there):
         log.warning("process %d of an emulated cluster does not end", pid)
@@ -111,8 +111,8 @@ def remove(namespaces: Sequence[str], cables: Sequence[str]) -> None:
 
 def _warn_of(names: Sequence[str], why: str) -> None:
     log.warning(
-        "still there of an emulated cluster that has ended: %s, since %s; the next emulation that "
-        "root starts removes it, or root by `ip netns del` for sparsepipe-... and `ip link del` "
+        "leftovers of an emulated cluster cannot be removed: %s, since %s; as root, start another "
+        "emulation, which removes them, or use `ip netns del` for sparsepipe-... and `ip link del` "
         "for spe...",
         ", ".join(names),
         why,
@@ -121,7 +121,7 @@ def _warn_of(names: Sequence[str], why: str) -> None:
 
 @contextmanager
 def _administering() -> Iterator[None]:
-    """Holds the lock of this machine's emulated clusters, and signals that would end the block."""
+    """Holds the lock on this machine's emulated clusters, and signals that would end the block."""
     if not machine.may_administer():
         raise machine.NotPermitted(
             "this process may not make network namespaces",
@@ -134,7 +134,7 @@ def _administering() -> Iterator[None]:
         except LockHeldError:
             raise HardwareError(
                 f"another process has been making an emulated cluster for {_LOCK_LIMIT_S:g} s",
-                remedy=f"see who holds {_LOCK} (`fuser {_LOCK}`) and whether it hangs; end "
+                remedy=f"see which process holds {_LOCK} (`fuser {_LOCK}`); if it hangs, end "
                 "it, then run the command again",
             ) from None
         except OSError as error:
@@ -145,13 +145,13 @@ def _administering() -> Iterator[None]:
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Delays signals that would end this process until the block ends; then raises the first.
+    """Delays signals that would end this process until the block ends, then raises the first one.
 
-    Only that one: its handler would take a second one as a request to end at once.
+    Others are dropped, since a handler takes a second signal as a request to end at once.
     """
     came: list[int] = []
-    # Blocked as well, for the commands that are started within, which get a terminal's Ctrl-C
-    # too. Blocking alone is not enough: libraries have threads that would take the signals.
+    # They are blocked as well for commands started in the block, which also get a terminal's
+    # Ctrl-C. Blocking alone is not enough: threads of libraries would take the signals.
     handlers: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
         found = {signum: signal.getsignal(signum) for signum in _SIGNALS}

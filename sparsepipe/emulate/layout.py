@@ -5,10 +5,10 @@ Pure: an inventory in, commands of ``ip`` and ``tc`` (package iproute2) out.
 Each host is a network namespace. Its interface ``data`` is joined by a veth pair to a bridge
 that lies in a namespace of its own, so that the machine's own network stays as it is. A token
 bucket (``tc-tbf``) limits what leaves an interface, so there is one at both ends of each pair:
-in the host, which limits what it sends, and at the bridge, which limits what it gets. Ranks of
-one host reach each other by its own address, which no bucket limits. By its interface
+in the host, which limits what it sends, and at the bridge, which limits what it receives. Ranks
+of one host reach each other through its own address, which no bucket limits. Through its interface
 ``control`` a host reaches the launching process, without limit either: what ranks leave for
-each other in its store is no traffic of the cluster.
+each other in its store is not traffic of the cluster.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ DATA, CONTROL = "data", "control"
 """Interfaces of a host."""
 _BRIDGE = "switch"
 _MTU_BYTES = 9000
-"""MTU of the emulated network. Of each packet 8,948 bytes are payload and 66 headers: 0.7 %."""
+"""MTU of the emulated network: packets have 8,948 bytes of payload and 66 of headers (0.7 %)."""
 _BURST_BYTES = 2**16
-"""The kernel hands on TCP segments of up to 64 KiB as one; a smaller bucket would split them."""
+"""Size of TCP segments that the kernel passes on as one; a smaller bucket would split them."""
 _BURST_S = 0.004
-"""What is due when the kernel's timer is late must fit the bucket too."""
+"""Delay of the kernel's timer: the bytes that fall due meanwhile must also fit the bucket."""
 _LONGEST_BURST_S = 0.1
 _QUEUE_BYTES = 2**22
-"""What a switch keeps before it drops packets."""
+"""Bytes that a switch keeps before it drops packets."""
 _MOST_HOSTS = 63
 BLOCKS = 512
-"""Emulated clusters that one machine can have at a time."""
+"""Number of emulated clusters that one machine can have at a time."""
 _CONTROL_NET = IPv4Address("198.18.0.0")
-"""Set aside for measuring networks (RFC 2544), so that no machine is there."""
+"""Reserved for benchmarks of networks (RFC 2544), so that no machine has its addresses."""
 _DATA_NET = IPv4Address("10.77.0.0")  # seen by the hosts only
 _NAMESPACE = re.compile(r"sparsepipe-(\d+)-(\d+)-(\d+)-(?:\d+|switch)")
 _CABLE = re.compile(r"spe(\d+)c\d+")
@@ -48,7 +48,7 @@ _CABLE = re.compile(r"spe(\d+)c\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A process, also when its number is given to another one later."""
+    """A process by id and start time in kernel ticks, since its id may be reused."""
 
     pid: int
     started: int
@@ -60,11 +60,11 @@ class Station:
 
     Args:
         host: its name in the inventory.
-        namespace: its name on this machine.
+        namespace: its network namespace on this machine.
         port: its interface at the bridge.
         cable: the interface of this machine that leads to it.
         address: its address in the cluster.
-        control: address by which it reaches ``launcher``.
+        control: its address when it reaches ``launcher``.
         launcher: address of the launching process, the same for all stations.
     """
 
@@ -79,7 +79,7 @@ class Station:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """All of an emulated cluster."""
+    """The hosts of an emulated cluster, the namespace of its switch, and the limit of its links."""
 
     stations: tuple[Station, ...]
     switch: str
@@ -92,21 +92,20 @@ class Layout:
 
 
 def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float) -> Layout:
-    """The cluster of an inventory.
+    """Lays out the emulated cluster number ``block`` of this machine for an inventory.
 
     Raises:
-        HardwareError: the link is unknown or too slow to be emulated, or the hosts are too many.
+        HardwareError: the link is unknown or too slow to be emulated, or there are too many hosts.
     """
     hosts = [host.name for host in inventory.hosts]
     if len(hosts) > _MOST_HOSTS:
         raise HardwareError(
-            f"the inventory has {len(hosts)} hosts, and a cluster of more than {_MOST_HOSTS} is "
-            "not emulated",
-            remedy=f"choose a hardware of at most {_MOST_HOSTS} hosts",
+            f"the inventory has {len(hosts)} hosts, but at most {_MOST_HOSTS} can be emulated",
+            remedy=f"choose hardware with at most {_MOST_HOSTS} hosts",
         )
     if inventory.link is None or not inventory.link.bytes_per_s:
         raise HardwareError(
-            "the inventory has no bandwidth between its hosts",
+            "the inventory lacks the bandwidth between its hosts",
             remedy="give its 'link' the 'bytes_per_s' that two hosts have between them",
         )
     rate = inventory.link.bytes_per_s / time_scale
@@ -114,11 +113,11 @@ def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float
     if burst_bytes > _LONGEST_BURST_S * rate:
         least = _BURST_BYTES / (_LONGEST_BURST_S - _BURST_S)
         raise HardwareError(
-            f"a link of {inventory.link.bytes_per_s:.4g} bytes/s, at {rate:.4g} by "
+            f"a link of {inventory.link.bytes_per_s:.4g} bytes/s, slowed to {rate:.4g} by "
             f"hardware.time_scale, is slower than can be emulated: the {burst_bytes} bytes that "
-            f"pass at once are more than {_LONGEST_BURST_S:g} s of it",
-            remedy=f"set a smaller hardware.time_scale, so that {least:.3g} bytes/s or more are "
-            "left, or hardware.network=loopback, which limits no link",
+            f"pass at once would take it more than {_LONGEST_BURST_S:g} s",
+            remedy=f"set a smaller hardware.time_scale, which leaves at least {least:.3g} bytes/s, "
+            "or hardware.network=loopback, which limits no link",
         )
     base = _CONTROL_NET + 256 * block
     tag = f"sparsepipe-{owner.pid}-{owner.started}-{block}"
@@ -139,7 +138,7 @@ def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float
 
 
 def making(layout: Layout) -> list[Command]:
-    """Commands that make the cluster, in order, each of which can be undone."""
+    """Commands that make the cluster, in order; each of them can be undone."""
     found: list[Command] = [
         ("ip", "netns", "add", layout.switch),
         ("ip", "-n", layout.switch, "link", "add", "name", _BRIDGE, "type", "bridge"),
@@ -170,15 +169,15 @@ def making(layout: Layout) -> list[Command]:
 
 
 def limiting(layout: Layout, *, lifted: bool = False) -> list[Command]:
-    """Commands that limit the links as :func:`making` does, or lift the limits, in any state."""
+    """Commands that limit the links as :func:`making` does, or lift any limits if ``lifted``."""
     commands = [command for station in layout.stations for command in _buckets(station, layout)]
-    if lifted:  # as an interface begins
+    if lifted:  # as a new interface is
         return [(*each[: each.index("root")], "root", "noqueue") for each in commands]
     return commands
 
 
 def _buckets(station: Station, layout: Layout) -> list[Command]:
-    """Commands for the two token buckets of a host."""
+    """Commands that set the token buckets at both ends of a host's link."""
     rate, burst = round(8 * layout.rate_bytes_per_s), layout.burst_bytes
     limit = str(burst + _QUEUE_BYTES)
     bucket = ("tbf", "rate", f"{rate}bit", "burst", str(burst), "limit", limit)
@@ -190,7 +189,7 @@ def _buckets(station: Station, layout: Layout) -> list[Command]:
 
 
 def owners(namespaces: Iterable[str]) -> dict[str, Owner]:
-    """The processes that made namespaces of emulated clusters, by these namespaces."""
+    """The process that made each namespace of an emulated cluster, by namespace."""
     found = {name: _NAMESPACE.fullmatch(name) for name in namespaces}
     return {n: Owner(pid=int(m[1]), started=int(m[2])) for n, m in found.items() if m is not None}
 
@@ -198,7 +197,7 @@ def owners(namespaces: Iterable[str]) -> dict[str, Owner]:
 def leftovers(
     namespaces: Iterable[str], interfaces: Iterable[str], *, living: Collection[Owner]
 ) -> tuple[list[str], list[str]]:
-    """Namespaces and cables of processes that have ended."""
+    """Namespaces and cables of emulated clusters whose processes are not ``living``."""
     pids = {owner.pid for owner in living}
     dead = [name for name, owner in owners(namespaces).items() if owner not in living]
     cables = {name: _CABLE.fullmatch(name) for name in interfaces}
@@ -207,19 +206,19 @@ def leftovers(
 
 
 def free_block(namespaces: Iterable[str]) -> int:
-    """The least number that no cluster uses. Raises a HardwareError where all are taken."""
+    """The lowest block number that no cluster uses; raises a HardwareError if all are taken."""
     found = (_NAMESPACE.fullmatch(name) for name in namespaces)
     taken = {int(match[3]) for match in found if match}
     if free := set(range(BLOCKS)) - taken:
         return min(free)
     raise HardwareError(
-        f"{len(taken)} emulated clusters run on this machine",
+        f"{len(taken)} emulated clusters run on this machine, which cannot have more",
         remedy="wait until one of them has ended",
     )
 
 
 def on_processors(inventory: Inventory, *, link_bytes_per_s: float | None = None) -> Inventory:
-    """The inventory with processors for devices; speeds come from profiles, without slowdowns."""
+    """The inventory with CPUs as devices, and without slowdowns: profiles have their speeds."""
     joined = joined_by(inventory, link_bytes_per_s)
     hosts = []
     for host in joined.hosts:

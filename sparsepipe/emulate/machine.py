@@ -1,4 +1,4 @@
-"""This machine's kernel: commands of ``ip`` and ``tc``, processes, and namespaces."""
+"""Asks this machine's kernel: commands of ``ip`` and ``tc``, processes, and namespaces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLACES = ":/usr/sbin:/sbin"
 _LIMIT_S = 20.0
 _PATIENCE_S = 5.0
 _ADMINISTRATION = (12, 21)
-"""CAP_NET_ADMIN and CAP_SYS_ADMIN, of the kernel's list."""
+"""The kernel's numbers of CAP_NET_ADMIN and CAP_SYS_ADMIN."""
 _REFUSALS = ("not permitted", "permission denied", "read-only file system")
 _LOOPBACK = "or set hardware.network=loopback, which limits no link"
 
@@ -45,13 +45,13 @@ def do(command: Command) -> None:
     """Runs a command of ``ip`` or ``tc``.
 
     Raises:
-        NotPermitted: this process may not.
-        HardwareError: the command is missing or fails.
+        NotPermitted: this process may not run the command.
+        HardwareError: the command is missing, fails or does not end.
     """
     program = shutil.which(command[0], path=os.environ.get("PATH", "") + _PLACES)
     if program is None:
         raise HardwareError(
-            f"emulated hosts are made by the command {command[0]}, which is missing",
+            f"emulated hosts need the command {command[0]}, which is not installed",
             remedy=f"install the package iproute2, {_LOOPBACK}",
         )
     try:
@@ -68,7 +68,7 @@ def do(command: Command) -> None:
 
 
 def refusal(command: Command, output: str) -> HardwareError:
-    """The error of a command that failed, by its output."""
+    """The error of a failed command, from its output."""
     text = f"`{' '.join(command)}` failed: {' '.join(output.split()) or 'no message'}"
     low = output.lower()
     if any(words in low for words in _REFUSALS):
@@ -77,8 +77,8 @@ def refusal(command: Command, output: str) -> HardwareError:
         )
     return HardwareError(
         text,
-        remedy="see whether the kernel has the modules veth, bridge and sch_tbf, and the state of "
-        f"this machine (`ip netns`, `ip link`), {_LOOPBACK}",
+        remedy="check that the kernel has the modules veth, bridge and sch_tbf, and see the state "
+        f"of this machine (`ip netns`, `ip link`), {_LOOPBACK}",
     )
 
 
@@ -98,12 +98,12 @@ def owner_of(pid: int) -> Owner | None:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # a process's name may hold anything
+    fields = text.rpartition(")")[2].split()  # a process's name may contain anything
     return None if fields[0] in "ZX" else Owner(pid=pid, started=int(fields[19]))
 
 
 def living_in(namespace: str) -> list[int]:
-    """Process ids in a network namespace."""
+    """Ids of the processes in a network namespace."""
     found = []
     with suppress(FileNotFoundError):
         place = (NAMESPACES / namespace).stat()
@@ -116,7 +116,7 @@ def living_in(namespace: str) -> list[int]:
 
 
 def end_processes(of: Collection[str]) -> list[int]:
-    """Kills the other processes of namespaces, and returns those that remain."""
+    """Kills all processes in namespaces but this one; returns the ids of those that remain."""
     handles: dict[int, int] = {}
     try:
         for namespace in of:
@@ -124,7 +124,7 @@ def end_processes(of: Collection[str]) -> list[int]:
                 if pid != os.getpid() and pid not in handles:
                     with suppress(ProcessLookupError):
                         handles[pid] = os.pidfd_open(pid)
-        # Seen once more through the handle: a number may have become another process's.
+        # Looked up again now that handles exist: before, an id may have passed to another process.
         there = {pid for namespace in of for pid in living_in(namespace)}
         for pid in handles.keys() & there:
             with suppress(ProcessLookupError):

@@ -20,7 +20,7 @@ _CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 
 def announce_hosts(layout: Layout, hosts: Sequence[str]) -> AbstractContextManager[None]:
-    """Passes the cluster to ranks started within the block, for :func:`enter_host`."""
+    """Passes the cluster and the host of each rank to the block's ranks, for :func:`enter_host`."""
     text = json.dumps({"layout": asdict(layout), "hosts": list(hosts)})
     # Torch would warn on each rank that the launcher's address has no name.
     quiet = {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
@@ -28,7 +28,7 @@ def announce_hosts(layout: Layout, hosts: Sequence[str]) -> AbstractContextManag
 
 
 def emulated_layout() -> Layout | None:
-    """The cluster in which this rank is; None: it has no network of its own."""
+    """The emulated cluster of this rank; None if it has no network of its own."""
     text = os.environ.get(_VARIABLE)
     if text is None:
         return None
@@ -38,11 +38,11 @@ def emulated_layout() -> Layout | None:
 
 
 def enter_host() -> None:
-    """Moves the calling thread, and those it starts from now on, to its rank's host.
+    """Moves the calling thread, and those that it starts from now on, to its rank's host.
 
-    To be called before anything is connected. Gloo then uses the limited interface; the store
-    at which ranks meet is reached by the other one. Does nothing where the cluster has no
-    network of its own.
+    To be called before any connection is made. Gloo then uses the limited interface, and the other
+    one leads to the store at which ranks meet. Does nothing if the cluster has no network of its
+    own.
     """
     layout = emulated_layout()
     if layout is None:
@@ -55,7 +55,7 @@ def enter_host() -> None:
 
 
 def _enter(namespace: str) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)  # os.setns is there from Python 3.12 on
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns is new in Python 3.12
     try:
         handle = os.open(machine.NAMESPACES / namespace, os.O_RDONLY | os.O_CLOEXEC)
         failed = libc.setns(handle, _CLONE_NEWNET)
@@ -72,10 +72,7 @@ def _enter(namespace: str) -> None:
 
 
 def set_limits(*, lifted: bool = False) -> None:
-    """Limits the links, or lets bytes go as fast as they can: before and after a training.
-
-    To be called by one rank.
-    """
+    """Limits the links for a training, or lifts the limits; one rank calls it for all."""
     if (layout := emulated_layout()) is not None:
         for command in limiting(layout, lifted=lifted):
             machine.do(command)

@@ -1,7 +1,7 @@
-"""Layers that compute nothing and take the time of a profile.
+"""Layers that compute nothing but take the time of a profile.
 
-Activations and gradients have their real sizes, so that sending and averaging them takes its real
-time; they are zeros in shared memory, so that making them costs no processor time. n: floats of an
+Activations and gradients have their real sizes, so that sending and averaging them takes the real
+time; they are zeros that share one memory, so that making them takes no CPU time. n: floats of an
 activation, p: floats of a layer's parameters, r: rows of a minibatch that is cut into microbatches,
 or of one of these, c: floats of a row.
 """
@@ -20,18 +20,18 @@ from torch import Tensor, nn
 from sparsepipe.profiling import LayerProfile
 
 _GRAIN_S = 0.001
-"""Shorter pauses are saved up: most of their time would be that of the kernel's timer."""
+"""Shorter pauses are added up, since the kernel's timer would dominate them."""
 _MOST_CREDIT_S = 0.1
-"""How much too long a pause may have been for the next ones to make up for it."""
+"""Most seconds of pauses that were too long for which the next ones make up."""
 
 
 @dataclass(slots=True, eq=False)
 class ReplayPace:
-    """Pauses whose sum is right: time passes as if something had been computed.
+    """Pauses in place of computing, which may be inexact but have the right sum.
 
     A pause ends late where many processes share few cores; the next ones are shorter by that.
-    So no pause needs to end by polling the clock, which would take the cores from other ranks.
-    ``time_scale`` says how many times as long every pause is.
+    So no pause needs to poll the clock, which would take cores from other ranks. Each pause is
+    ``time_scale`` times as long.
     """
 
     time_scale: float = 1.0
@@ -41,9 +41,9 @@ class ReplayPace:
     _owed_s: float = 0.0
 
     def take(self, seconds: float, *, since_s: float | None = None) -> None:
-        """Lets time pass, multiplied by the scale.
+        """Pauses for ``seconds`` times the scale, less the time worked since ``since_s``.
 
-        Work since ``since_s``, by the clock, takes some of that time by itself, or all of it.
+        ``since_s`` is a time of the clock; None: no work is subtracted.
         """
         worked_s = 0.0 if since_s is None else self.clock() - since_s
         self._owed_s += max(0.0, self.time_scale * seconds - worked_s)
@@ -61,12 +61,12 @@ class Zeros:
     _memory: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def of(self, count: int, *more: int) -> Tensor:
-        """float32 [count, *more]."""
+        """Returns zeros, float32 [count, *more]."""
         shape = torch.Size((count, *more))
         if self._memory.numel() < shape.numel():
             self._memory = torch.zeros(shape.numel())
         strides = (*(shape[i + 1 :].numel() for i in range(len(shape))),)
-        # No view, whose base autograd would look after.
+        # Not a view, whose base autograd would track.
         return torch.empty(0).set_(self._memory.untyped_storage(), 0, shape, strides)
 
 
@@ -74,10 +74,10 @@ ZEROS = Zeros()
 
 
 def shape_of(size_bytes: float, rows: int | None, *, of_rows: int | None = None) -> tuple[int, ...]:
-    """The shape (n,) of a whole minibatch, or (r, c) of one that is cut into microbatches.
+    """The shape (n,) of a whole minibatch's bytes, or (r, c) if it is cut into microbatches.
 
-    ``rows`` is r of a whole minibatch, None if it is not cut, and ``of_rows`` r of a microbatch.
-    n and c are 1 at least: a gradient needs one number.
+    ``rows`` is r of the minibatch, None if it is not cut; ``of_rows`` is r of a microbatch.
+    n and c are at least 1: a gradient needs one number.
     """
     floats = max(1, math.ceil(size_bytes / (rows or 1) / 4))
     if rows is None:
@@ -86,11 +86,11 @@ def shape_of(size_bytes: float, rows: int | None, *, of_rows: int | None = None)
 
 
 class ReplayLayer(nn.Module):
-    """A layer of a profile, on this rank's device.
+    """A layer that takes its time in the profile of this rank's device.
 
-    Its backward pass takes its time where it is called for: not in the first layers of a network
-    without parameters. Each part of a minibatch of ``rows`` rows takes its share of the time and
-    sends its share of the bytes; without ``rows`` minibatches come as a whole.
+    Its backward pass takes time only if autograd runs it, so not in a network's first layers if
+    they have no parameters. A part of a minibatch of ``rows`` rows takes its share of the time and
+    the bytes; without ``rows``, minibatches come as a whole.
     """
 
     weight_p: nn.Parameter | None
@@ -105,14 +105,14 @@ class ReplayLayer(nn.Module):
         self.register_parameter("weight_p", weight)
 
     def forward(self, value_n: Tensor) -> Tensor:
-        """float32 [n] of this layer, from that of the layer before, of any length; or [r, c]."""
+        """Returns this layer's output, float32 [n] or [r, c], for an input of any size."""
         if not self.training:
             return self.output(value_n)
         found: Tensor = _Replay.apply(value_n, self.weight_p, self)  # type: ignore[no-untyped-call]
         return found
 
     def output(self, value_n: Tensor) -> Tensor:
-        """Zeros in the shape of the output for an input."""
+        """Returns zeros in the shape of this layer's output for an input."""
         size_bytes = self.profile.activation_bytes
         return ZEROS.of(*shape_of(size_bytes, self.rows, of_rows=value_n.shape[0]))
 
@@ -121,7 +121,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value_n: Tensor, weight_p: Tensor | None, layer: ReplayLayer) -> Tensor:
         ctx.save_for_backward(value_n)  # as real layers do: what is recomputed takes its time again
-        # The share of a minibatch that the input is.
+        # ctx.share: the share of a minibatch that the input has.
         ctx.layer, ctx.share = layer, value_n.shape[0] / layer.rows if layer.rows else 1.0
         ctx.shape, ctx.weight_p = value_n.shape, weight_p
         ctx.set_materialize_grads(False)
@@ -130,7 +130,7 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
-        del gradients  # whatever they are, those that follow are zeros
+        del gradients  # whatever they are, the returned ones are zeros
         _ = ctx.saved_tensors
         ctx.layer.pace.take(ctx.share * ctx.layer.profile.backward_s)
         weight_p = ctx.weight_p

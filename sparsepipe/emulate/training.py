@@ -23,9 +23,9 @@ class ReplayModule(pl.LightningModule):
 
     Args:
         profile: the network's profile on this rank's device.
-        pace: lets time pass.
-        momentum: momentum of SGD, for modes that predict weights by it; the computation of such
-            updates is part of the time that they take.
+        pace: pauses in place of computing.
+        momentum: momentum of SGD, for modes that predict weights with it; computing such updates
+            is part of the time that they take.
         updates: whether updates take the profile's ``update_s``, if it has one.
         rows: rows of a minibatch that is cut into microbatches (:class:`ReplayLayer`).
 
@@ -45,7 +45,7 @@ class ReplayModule(pl.LightningModule):
         super().__init__()
         if not profile.parameter_bytes:
             raise ProfileError(
-                "no layer of the profile has parameters, so that nothing can be trained",
+                "no layer of the profile has parameters, so nothing can be trained",
                 remedy="give the layers their parameter_bytes, or measure the model with "
                 "task=profile",
             )
@@ -84,13 +84,13 @@ class ReplayModule(pl.LightningModule):
 
     @override
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        # Gradients are there: all that is left of the step is the update.
+        # Gradients exist by now: only the update is left of the step.
         if self._momentum:
             self._computing_since_s = self._pace.clock()
 
 
 class UnmovedSGD(torch.optim.SGD):
-    """SGD without computation, since all gradients are zeros."""
+    """SGD that computes nothing, since all gradients are zeros."""
 
     @override
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -101,7 +101,7 @@ class UnmovedSGD(torch.optim.SGD):
 
 
 class ReplayData(pl.LightningDataModule):
-    """As many minibatches for each rank that reads."""
+    """A data module of ``minibatches`` minibatches of zeros for each rank that reads."""
 
     def __init__(self, profile: Profile, *, minibatches: int, rows: int | None = None) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class ReplayData(pl.LightningDataModule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Minibatches in the cluster's own time.
+    """Rates of an epoch, in the time of the emulated cluster.
 
     Args:
         steady_per_s: minibatches a second in the second half of the epoch, before it drains.
@@ -135,7 +135,9 @@ class Rates:
 def rates(
     ends_s: Sequence[float], *, begin_s: float, per_step: int, time_scale: float, ahead: int
 ) -> Rates:
-    """The rates of an epoch."""
+    """The rates of an epoch that began at ``begin_s`` and whose steps, of ``per_step`` minibatches
+    each, ended at ``ends_s``, in seconds ``time_scale`` times as long as the cluster's.
+    """
     steps = len(ends_s)
     first, last = steady_part(steps, ahead=ahead)
     steady_s = (ends_s[last] - ends_s[first]) / time_scale
@@ -150,7 +152,7 @@ def rates(
 
 
 def steady_part(steps: int, *, ahead: int) -> tuple[int, int]:
-    """The first and the last step of an epoch's steady part, which lies between their ends."""
+    """The two steps between whose ends an epoch is steady (:func:`steady_rounds`)."""
     found = steady_rounds(steps, ahead=ahead)
     if found is None:
         least = max(5, ahead + 4)

@@ -1,6 +1,6 @@
-"""Reports: our figures beside printed ones, cell by cell.
+"""Reports: our figures beside the paper's, cell by cell.
 
-``chapter`` defines a table of such cells, ``tables`` says which runs may stand in one,
-``measurements`` takes figures of finished runs, ``dot_plot`` draws and ``documents`` writes them.
+``chapter`` defines a table of such cells, ``tables`` groups the runs of a table, ``measurements``
+takes figures from finished runs, ``dot_plot`` draws them and ``documents`` writes them.
 The chapters of papers are in :mod:`sparsepipe.paper.chapters`.
 """

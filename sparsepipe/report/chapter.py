@@ -1,7 +1,7 @@
-"""A chapter of a report: a table of printed figures beside ours, and how ours are found.
+"""A chapter of a report: a table of the paper's figures beside ours, and how ours are found.
 
 A :class:`Chapter` is data and one function that finds our figures among the finished runs;
-Markdown, CSV, pictures and the HTML page are made of its :class:`Block` s.
+Markdown, CSV, pictures and the HTML page are made from its blocks (:class:`Block`).
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ class Compare(Enum):
     DIFFERENCE = "difference"
     """Ours less the paper's, in the unit of the column."""
     WORDS = "verdict"
-    """Compared in words, by the note, for values that are text."""
+    """Compared in words, by the note of our value, which is text."""
 
 
 HOW_COMPARED = (
-    'Columns "ratio" have ours over the paper\'s, where that is a ratio itself, such as a speedup, '
-    "or what a kind of GPU reaches, over its data sheet (Table I); never of seconds. Columns "
-    '"difference" have ours less the paper\'s; accuracies have it where both are on ModelNet40.'
+    'Columns "ratio" show our value divided by the paper\'s, if this is itself a ratio, such as a '
+    "speedup, or what a kind of GPU reaches, divided by its data sheet (Table I); never of seconds."
+    ' Columns "difference" show our value minus the paper\'s, for accuracies if both are on '
+    "ModelNet40."
 )
-"""Explanation for readers of a report."""
+"""Explanation of the comparison, for readers of a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A quantity.
+    """A quantity that a table shows.
 
     Attributes:
         key: name in the CSV.
         heading: name in print.
         unit: unit in print, if any.
-        form: format of our numbers.
-        compare: whether and how ours is compared with the paper's.
-        printed: the paper prints it, and so has a column.
+        form: format string of our numbers.
+        compare: whether and how our value is compared with the paper's.
+        printed: whether the paper prints it, so that its values have a column as well.
     """
 
     key: str
@@ -75,8 +76,8 @@ class Printed:
     """The paper's value of a cell.
 
     Attributes:
-        text: digit by digit.
-        derived: source of a value that is not printed itself.
+        text: the value as printed, digit by digit.
+        derived: how the value follows from what is printed; empty if it is printed itself.
     """
 
     text: str
@@ -96,12 +97,12 @@ class Ours:
     """Our value of a cell.
 
     Attributes:
-        value: the mean over its runs; or words.
-        spread: smallest and largest value of several runs.
+        value: the mean over its runs, or text.
+        spread: smallest and largest value, if several runs are averaged.
         count: number of averaged runs.
-        runs: its finished runs, those of a baseline included.
+        runs: the finished runs that it comes from, including those of a baseline.
         note: explanation, printed below the table.
-        counts: whether it may be compared with the paper's.
+        counts: whether it may be compared with the paper's value.
     """
 
     value: float | str
@@ -121,7 +122,8 @@ class Cell:
         column: the quantity.
         paper: the paper's figure, if any.
         ours: our figure, if any run has it.
-        expected: the experiment's sweep makes the figure, so that it is missing without a run.
+        expected: whether the experiment's sweep makes the figure, which then is missing without a
+            run.
     """
 
     row: tuple[str, ...]
@@ -141,7 +143,7 @@ class Cell:
 
     @property
     def compared(self) -> float | None:
-        """Ours compared with the paper's in the way of the column, if possible."""
+        """Our value compared with the paper's as the column says; None where that is impossible."""
         ours, paper = self.number, None if self.paper is None else self.paper.value
         if ours is None or paper is None or (self.ours and not self.ours.counts):
             return None
@@ -156,10 +158,10 @@ class Block:
 
     Attributes:
         title: settings that they have in common, if any.
-        cells: row by row.
+        cells: the cells, row by row.
         notes: explanations of the whole block.
-        overrides: further words of the commands that fill the block, for each of them.
-        sweep: these commands; a chapter sets it.
+        overrides: further overrides of each command that fills the block.
+        sweep: these commands as text; set by the chapter.
     """
 
     title: str = ""
@@ -196,14 +198,14 @@ class Chapter:
     """A table or figure of the paper.
 
     Attributes:
-        name: name of the experiment that makes it.
+        name: name of the experiment that makes its figures.
         title: title in print.
         about: explanation of the figures.
         heads: headings of a row's labels.
-        find: finds our figures; at least one block, of cells to fill if we have no figures.
+        find: makes blocks of our figures from runs; without any, at least one of empty cells.
         citation: source of the figures in columns "paper".
         pictured: keys of the columns that are drawn.
-        draw: draws a block in place of the common picture.
+        draw: draws a block, instead of the common picture.
     """
 
     name: str
@@ -216,11 +218,11 @@ class Chapter:
     draw: Draw | None = None
 
     def blocks(self, rows: Sequence[Row], given: Sequence[str] = ()) -> list[Block]:
-        """Our figures beside the paper's.
+        """The blocks of the chapter, with our figures beside the paper's.
 
         Args:
-            rows: finished runs. Those without its name as ``study.exhibit`` in their results are
-                left out with a note, as are trainings that began with trained weights.
+            rows: finished runs. Those of another ``study.exhibit`` are left out with a note, as are
+                trainings that began with trained weights.
             given: overrides of the commands that fill the blocks, such as ``name=mine``.
         """
         own = [

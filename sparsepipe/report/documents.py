@@ -1,4 +1,4 @@
-"""Reports of filled chapters: Markdown, CSV, pictures, and one HTML page with all of it."""
+"""Writes reports of filled chapters: Markdown, CSV, pictures, and an HTML page with all of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOTHING = "-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellText:
-    """A cell as it is set: text, and in print smaller text and marks of notes and places."""
+    """A cell of a printed table: text, smaller text, and marks of notes and of places."""
 
     role: Literal["label", "paper", "ours", "compared"]
     text: str
@@ -40,18 +40,18 @@ class CellText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockLayout:
-    """A block as it is set.
+    """A block as texts for printing.
 
     Attributes:
         title: the block's title, with a capital letter at its beginning.
         groups: titles of columns, each with the heads of its parts.
-        rows: texts, one for each head.
+        rows: texts of each row, one for each head.
         filled: number of cells with a figure of ours, and of all that may have one.
         counted: a sentence with these numbers.
-        sweep: the command that makes what is missing, if anything is.
+        sweep: the command that makes missing figures; empty if none is missing.
         footnotes: notes by their marks.
-        places: places of measuring by their letters, each with its number of runs.
-        picture: name of its picture, if any.
+        places: where figures were measured by letter, each with its number of runs.
+        picture: file name of its picture, if any.
     """
 
     block: Block
@@ -69,7 +69,7 @@ class BlockLayout:
 def _cell_texts(
     cell: Cell, places: Mapping[MeasuringPlace, str], numbers: dict[str, str]
 ) -> Iterator[CellText]:
-    """Texts of the parts of a cell; new notes get numbers."""
+    """Yields the texts of a cell's parts; new notes get numbers."""
     paper, ours, column = cell.paper, cell.ours, cell.column
     if column.printed:
         source: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ def _cell_texts(
 
 
 def block_layout(chapter: Chapter, block: Block, picture: str | None) -> BlockLayout:
-    """A block of a chapter as texts."""
+    """Turns a block of a chapter into texts; ``picture`` is its file name."""
     places, numbers = letters(block.runs), dict[str, str]()
     rows = []
     for labels, cells in block.rows.items():
@@ -119,7 +119,7 @@ def block_layout(chapter: Chapter, block: Block, picture: str | None) -> BlockLa
         groups=tuple(groups),
         rows=tuple(rows),
         filled=(there, fillable),
-        counted=f"{there} of {fillable} figures are there{in_words}.",
+        counted=f"{there} of {fillable} figures are filled in{in_words}.",
         sweep=block.sweep if there < fillable else "",
         footnotes={mark: note for note, mark in numbers.items()},
         places={letter: (place, taken.count(place)) for place, letter in places.items()},
@@ -129,7 +129,7 @@ def block_layout(chapter: Chapter, block: Block, picture: str | None) -> BlockLa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilledChapter:
-    """A chapter with our figures; ``figures`` are pictures by their names."""
+    """A chapter with our figures; ``figures`` has its pictures by file name."""
 
     definition: Chapter
     blocks: tuple[BlockLayout, ...]
@@ -149,13 +149,13 @@ def fill(chapter: Chapter, rows: Sequence[Row], given: Sequence[str] = ()) -> Fi
 
 
 Failures = Sequence[tuple[str, str]]
-"""Jobs that did not finish, each with its error."""
+"""Jobs that did not finish, each by its label with its error."""
 
 
 def citation_text(chapter: FilledChapter, common: str) -> str:
-    """The sentence with a chapter's own source, if it is not the common one."""
+    """A sentence that names a chapter's source; empty if it is the common one."""
     own = chapter.definition.citation
-    return "" if own == common else f'Here columns "paper" have what is printed in: {own}.'
+    return "" if own == common else f'Here, columns "paper" show values printed in: {own}.'
 
 
 def markdown(title: str, chapters: Sequence[FilledChapter], failures: Failures = ()) -> str:
@@ -163,10 +163,10 @@ def markdown(title: str, chapters: Sequence[FilledChapter], failures: Failures =
     citation = chapters[0].definition.citation
     parts = [
         f"# {title}",
-        f'Columns "paper" have what is printed in: {citation}. Columns "ours" have what our '
-        "finished runs found: the mean over seeds, and in brackets the least and the most where "
-        "there are several. The letter behind a figure leads to where it was taken, a number to a "
-        f"note below the table. {HOW_COMPARED}",
+        f'Columns "paper" show values printed in: {citation}. Columns "ours" show results of our '
+        "finished runs: the mean over seeds, with the smallest and the largest value in brackets "
+        "if there are several. A letter after a figure refers to where it was measured, a number "
+        f"to a note below the table. {HOW_COMPARED}",
     ]
     if failures:
         parts.append("## Jobs of this sweep that did not finish")
@@ -200,10 +200,10 @@ def _block_markdown(layout: BlockLayout) -> Iterator[str]:
             [letter, at.kind, at.hardware, at.versions, at.short_commit, str(count)]
             for letter, (at, count) in layout.places.items()
         ]
-        yield "Where these figures were taken:"
+        yield "Where these figures were measured:"
         yield markdown_table(("", "kind", "hardware", "versions", "commit", "runs"), rows)
     if layout.sweep:
-        yield "The command that makes what is missing; it skips finished runs:"
+        yield "The command that makes the missing figures; it skips finished runs:"
         yield f"    {layout.sweep}"
 
 
@@ -213,7 +213,7 @@ def page(
     pictures: Mapping[str, bytes],
     failures: Failures = (),
 ) -> str:
-    """The whole report as one HTML page, with the content of its PNG files by their names."""
+    """The whole report as one HTML page; ``pictures`` has the content of PNG files by name."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__, ""),
         autoescape=True,
@@ -224,7 +224,7 @@ def page(
     images = {
         name: {
             "uri": f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}",
-            # The header of a PNG file has its width.
+            # The header of a PNG file has its width in pixels.
             "width": round(int.from_bytes(png[16:20], "big") * 96 / style.DPI),
         }
         for name, png in pictures.items()
@@ -242,7 +242,7 @@ def page(
 
 
 def csv_rows(chapter: FilledChapter) -> Iterator[dict[str, Any]]:
-    """The cells of all blocks, with the same keys in all rows."""
+    """Yields a row for each cell of all blocks, with the same keys in all."""
     for layout in chapter.blocks:
         for cell in layout.block.cells:
             ours, paper = cell.ours, cell.paper
@@ -284,7 +284,7 @@ def write_report(
     given: Sequence[str] = (),
     failures: Failures = (),
 ) -> list[FilledChapter]:
-    """Writes ``report.html``, ``report.md``, and for each chapter ``<name>.csv`` and pictures."""
+    """Writes ``report.html`` and ``report.md``, and ``<name>.csv`` and pictures of each chapter."""
     filled = [fill(chapter, rows, given) for chapter, rows in chapters]
     pictures: dict[str, bytes] = {}
     for each in filled:

@@ -1,4 +1,4 @@
-"""Ours and the paper's figures as dots on a line for each row, a panel for each quantity."""
+"""Draws our figures and the paper's as dots: a line for each row, a panel for each quantity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from sparsepipe.plots import style
 from sparsepipe.report.chapter import MISSING, Block, Chapter, Column, Compare
 
-# Shape and filling distinguish them without colour.
+# Shape and filling distinguish the two without colour.
 _OURS: dict[str, Any] = {
     "marker": "o", "markersize": 7.0, "markerfacecolor": style.BLUE, "markeredgecolor": style.INK,
     "linestyle": "none",
@@ -25,7 +25,7 @@ _SPREAD: dict[str, Any] = {"color": style.INK, "linewidth": 3, "solid_capstyle":
 
 
 def beside_each_other(chapter: Chapter, block: Block) -> Figure | None:
-    """The block's pictured columns; None where none has a figure of ours."""
+    """Draws the block's pictured columns; None if none has a figure of ours."""
     with_figures = {cell.column for cell in block.cells if cell.number is not None}
     columns = [
         column
@@ -53,7 +53,7 @@ def beside_each_other(chapter: Chapter, block: Block) -> Figure | None:
     if any(column.printed for column in columns):
         looks = {"the paper's": _PAPER, **looks}
     if any(cell.ours is not None and cell.ours.spread is not None for cell in block.cells):
-        looks["ours, least to most of several runs"] = _SPREAD
+        looks["ours, smallest to largest of several runs"] = _SPREAD
     figure.legend(
         handles=[Line2D([], [], label=label, **look) for label, look in looks.items()],
         fontsize=style.TICK_PT, frameon=False, loc="outside lower center", ncols=4,
@@ -92,5 +92,5 @@ def _draw_column(axes: Axes, column: Column, block: Block) -> None:
 
 
 def wrapped(text: str, width: int) -> str:
-    """A title in lines of about this width."""
+    """Breaks a title between words into lines of ``width`` characters."""
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""Figures of finished runs: means over seeds, machines, and reasons against speedups."""
+"""Figures of finished runs: means over seeds, places of measuring, reasons against speedups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparsepipe.runs.ledger_table import Row
 
 
 def plain_rows(records: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Rows of a ledger without empty cells, and with lists and mappings parsed."""
+    """Turns records of a ledger into rows without empty cells, with lists and mappings parsed."""
     rows: list[Row] = []
     for record in records:
         row = {key: value for key, value in record.items() if value is not None}
@@ -29,7 +29,7 @@ def plain_rows(records: Iterable[Mapping[str, Any]]) -> list[Row]:
 def mean_of(
     rows: Sequence[Row], key: str | Callable[[Row], float | None], *, scale: float = 1.0
 ) -> Ours | None:
-    """The mean over runs with its spread; None where no run has the figure."""
+    """The mean of ``scale`` times a figure over runs; None if no run has the figure."""
     found = []
     for row in rows:
         value = key(row) if callable(key) else row.get(key)
@@ -47,7 +47,7 @@ def mean_of(
 
 
 def ratio_of(own: Ours | None, base: Ours | None) -> Ours | None:
-    """One mean over another, from the runs of both; the spread is that of ``own``."""
+    """One mean divided by another; the spread is that of ``own``, divided likewise."""
     if own is None or base is None:
         return None
     one = float(base.value)
@@ -57,18 +57,23 @@ def ratio_of(own: Ours | None, base: Ours | None) -> Ours | None:
 
 
 def words(value: str, runs: Sequence[Row], note: str = "") -> Ours:
-    """A text in place of a figure; it is not compared."""
+    """A text instead of a figure; it is not compared with the paper's."""
     return Ours(value=value, runs=tuple(runs), note=note, counts=False)
 
 
 _NO_SETTINGS = ("git_commit", "machine_cores", "threads_per_rank", "torch")
-"""Keys beside the settings that figures may depend on."""
+"""Keys other than settings on which figures may depend."""
 
 
 def unlike_notes(
-    rows: Sequence[Row], matters: Callable[[str], bool], *, of_one_seed: str = "the mean is of all"
+    rows: Sequence[Row],
+    matters: Callable[[str], bool],
+    *,
+    of_one_seed: str = "the mean is over all",
 ) -> list[str]:
-    """Notes on runs that were averaged although they differ in more than their seeds."""
+    """Notes on averaged runs that share a seed or differ in a key that ``matters``; ``of_one_seed``
+    tells what was made of runs with the same seed.
+    """
     by_seed: dict[Any, list[Row]] = {}
     for row in rows:
         by_seed.setdefault(row.get("seed"), []).append(row)
@@ -82,12 +87,12 @@ def unlike_notes(
     keys = ", ".join(key for key in differing(rows) if matters(key))
     if keys and not notes:
         names = ", ".join(str(run.get("run_id")) for run in rows)
-        notes.append(f"runs {names} differ in {keys}: the mean is of all")
+        notes.append(f"runs {names} differ in {keys}: the mean is over all")
     return notes
 
 
 def differing(runs: Sequence[Row]) -> list[str]:
-    """Keys of settings, and of the machine, whose values are not the same in all runs."""
+    """Keys of settings and of the machine whose values are not the same in all runs."""
     known = (key for run in runs for key in run if not key.startswith(("hydra.", "study.")))
     keys = dict.fromkeys(key for key in known if "." in key or key in _NO_SETTINGS)
     return [key for key in keys if len({repr(run.get(key)) for run in runs}) > 1]
@@ -98,7 +103,7 @@ _PACKAGES = ("python", "torch", "pytorch-lightning", "numpy", "sparsepipe")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuringPlace:
-    """A machine with what ran on it."""
+    """Where a figure was measured: kind of run, hardware, versions of packages, and commit."""
 
     kind: str
     hardware: str
@@ -126,7 +131,7 @@ class MeasuringPlace:
 
 
 def letters(rows: Iterable[Row]) -> dict[MeasuringPlace, str]:
-    """A letter for each place, in the order of the runs; AA follows Z."""
+    """A letter for each place of ``rows``, in order; AA follows Z."""
     places = dict.fromkeys(MeasuringPlace.of(row) for row in rows)
     alphabet = [chr(ord("A") + number) for number in range(26)]
     names = [*alphabet, *(first + second for first in alphabet for second in alphabet)]
@@ -134,21 +139,22 @@ def letters(rows: Iterable[Row]) -> dict[MeasuringPlace, str]:
 
 
 def crowded(row: Row) -> str:
-    """Why the times of a run give no speedup, if several ranks take turns on fewer cores."""
+    """Says why a run's times give no speedup if its ranks share fewer CPU cores; else empty."""
     ranks, cores = row.get("ranks"), row.get("machine_cores")
     if not _several_on_cores(row):
         return ""
     if cores is None:
-        return f"no speedup can be given: {ranks} ranks on CPU cores whose number is not recorded"
+        return f"no speedup can be given: the number of CPU cores of {ranks} ranks is not recorded"
     text = f"{cores} core{'s' if cores > 1 else ''}"
     return f"no speedup: {ranks} ranks share {text}" if ranks > cores else ""
 
 
 def no_speedup(rows: Sequence[Row], base: Sequence[Row], *, of: str) -> str:
-    """Why the times of some runs give no speedup over ``base``, runs of one device called ``of``.
+    """Says why times of runs give no speedup over ``base``, the runs of one device named ``of``;
+    empty if they give one.
 
-    On a processor one device may compute on all cores by threads, so that several ranks give a
-    speedup only where more cores compute than in the base.
+    A CPU may compute on all cores with threads, so that several ranks give a speedup only if they
+    compute on more cores than the base.
     """
     for row in rows:
         if reason := crowded(row):
@@ -157,7 +163,7 @@ def no_speedup(rows: Sequence[Row], base: Sequence[Row], *, of: str) -> str:
             continue
         own, other = _cores_at_work(row), _cores_at_work(base[0])
         if own is None or other is None:
-            return "no speedup can be given: on how many cores was computed is not recorded"
+            return "no speedup can be given: the number of cores in use is not recorded"
         if own <= other:
             cores = f"{own} core{'s' if own > 1 else ''}"
             return (

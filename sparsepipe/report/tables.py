@@ -1,4 +1,4 @@
-"""Runs that may stand in one table: those whose commands differ only in what chooses the cell.
+"""Groups runs into tables: commands of a table's runs differ only in what chooses the cell.
 
 A run's result contains the cell that it fills (``study.exhibit``, ``study.cell.*``) and the
 overrides of its command (``hydra.overrides``). Overrides that do not choose the cell, such as
@@ -16,7 +16,7 @@ from sparsepipe.config.run_spec import is_below
 from sparsepipe.runs.ledger_table import Row
 
 Key = Mapping[str, Any]
-"""Common values of a table's runs; a run that lacks an entry goes with any value of it."""
+"""Common values of a table's runs; a run that lacks an entry fits any value of it."""
 
 _WITHOUT_EFFECT = (
     *("experiment", "scale", "paper.extent", "name", "seed", "tags", "objective", "debug"),
@@ -24,12 +24,12 @@ _WITHOUT_EFFECT = (
     *("trainer.enable_autolog_hparams", "trainer.enable_model_summary"),
     *("trainer.enable_progress_bar", "trainer.log_every_n_steps", "trainer.profiler"),
 )
-"""Overrides that change no figure, change it as seeds do, or have a place of their own."""
+"""Overrides that change no figure, change it only as seeds do, or are treated elsewhere."""
 _GROUPS = ("backend", "callbacks", "data", "model", "optim", "trainer")
 
 
 def cell_of(row: Row, *names: str) -> Any:
-    """The values of ``study.cell`` that name the cell of a run, as a tuple."""
+    """The values of ``names`` in the ``study.cell`` of a run, as a tuple."""
     return tuple(row.get(f"study.cell.{name}") for name in names)
 
 
@@ -48,8 +48,8 @@ def of_memory(key: str) -> bool:
 
 
 def overrides_beside(row: Row, of_cells: Sequence[str]) -> tuple[str, ...]:
-    """Overrides of a run's command that affect its figures, in alphabetical order, without the
-    keys, groups and whole overrides of ``of_cells``: those that choose the cell.
+    """Overrides of a run's command that affect its figures, in alphabetical order, without those
+    that choose the cell: the keys, groups and whole overrides of ``of_cells``.
     """
     left_out = (*_WITHOUT_EFFECT, *of_cells)
     words = map(str, row.get("hydra.overrides") or ())
@@ -59,10 +59,10 @@ def overrides_beside(row: Row, of_cells: Sequence[str]) -> tuple[str, ...]:
 
 
 def tables_of(rows: Iterable[Row], key_of: Callable[[Row], Key]) -> list[tuple[Key, list[Row]]]:
-    """Runs by what they have in common; a run may belong to several tables.
+    """Groups runs by the values that they have in common; a run may belong to several tables.
 
-    Entries of a key that are tuples are overrides. A run without some of them belongs to their
-    table as well if its configuration has the same values.
+    Tuples in a key are overrides. A run without some of them belongs to their table as well if its
+    configuration has the same values.
     """
     pairs = [(row, key_of(row)) for row in rows]
     found: list[Key] = []
@@ -84,7 +84,7 @@ def _belongs(row: Row, own: Key, table: Key) -> bool:
             continue
         if not set(value) <= set(expected):
             return False
-        for word in set(expected) - set(value):  # made without it, a run may have its value
+        for word in set(expected) - set(value):  # a run without it may have its value
             key, _, text = word.partition("=")
             found = row.get(key if "." in key else f"hydra.choices.{key}")
             if found is None or (str(found) != text and found != yaml.safe_load(text)):

@@ -1,1 +1,1 @@
-"""Sweeps: jobs in processes of their own beside each other, and what each has left."""
+"""Sweeps: jobs that run side by side in processes of their own, and the record of each."""

@@ -42,46 +42,46 @@ from sparsepipe.utils.files import (
 log = logging.getLogger(__name__)
 _TAIL_LINES = 12
 _BEST = "optimization_results.yaml"
-"""Optuna's sweeper writes it into the sweep's directory."""
+"""File that Optuna's sweeper writes into the sweep's directory."""
 _SEARCH_AGAIN = "give the sweep's command again: finished runs are skipped"
 _LOCK = ".sparsepipe-sweep.lock"
 _JOBS, _REPORT = "jobs", "report"
 _FILES = ("table.csv", "table.md", _BEST)
 _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
-"""A sign before which Hydra's grammar has a backslash."""
+"""A character that Hydra's grammar escapes with a backslash."""
 _exit_codes: list[int] = []
 _running: list[DictConfig] = []
 """Sweeps of this process that have not ended."""
 _lock = ExitStack()
-"""Holds the lock of this process's sweep, which ends with the process at the latest."""
+"""Holds the lock of this process's sweep, at the latest until the process ends."""
 
 
 class SweepEnd(Callback):
     """Logs at a sweep's end which jobs failed, with the last lines of their logs."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Claims the sweep's directory, and passes its name to the jobs."""
+        """Claims the sweep's directory, passes it to the jobs and warns of an unusual direction."""
         try:
             claim(sweep_directory(config))
         except SparsePipeError as error:
             log.error("error: %s", error)
-            sys.exit(error.exit_code)  # Hydra passes nothing else on from a callback
+            sys.exit(error.exit_code)  # Hydra only warns of other exceptions
         announce(config)
         _running.append(config)
         objective, mode = _objective(config)
         if None not in (objective, mode) and mode != mode_of(str(objective)):
-            # As Optuna, which minimizes by default, does of accuracies.
+            # Optuna minimizes by default, even accuracies.
             found, other = ("smallest", "maximize") if mode == "min" else ("largest", "minimize")
             log.warning(
-                "this searches for the %s %s: hydra.sweeper.direction=%s searches for the other "
-                "end",
+                "this sweep searches for the %s %s; set hydra.sweeper.direction=%s to search for "
+                "the opposite",
                 *(found, objective, other),
             )
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         _running.clear()
         records = records_of(sweep_directory(config))
-        note_exit_code(records)  # of jobs that another launcher than ours has run
+        note_exit_code(records)  # jobs may have been run by another launcher
         if any(record.status != "finished" for record in records):
             texts = own_texts([each.overrides for each in records], given=given_overrides(config))
             total = expected_jobs(config, begun=len(records))
@@ -139,10 +139,10 @@ class SweepTable(Callback):
 
 
 class SweepLedger(Callback):
-    """Writes ``ledger.parquet`` and ``ledger.csv`` beside the runs of the experiment.
+    """Writes ``ledger.parquet`` and ``ledger.csv`` into the directory of the experiment's runs.
 
-    They hold all its finished runs, those of earlier sweeps and of single commands too. Where
-    jobs are of several experiments (``name=a,b``) each has its own.
+    They hold all its finished runs, also those of earlier sweeps and of single commands. Where
+    jobs belong to several experiments (``name=a,b``), each has its own ledger.
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -152,7 +152,7 @@ class SweepLedger(Callback):
             try:
                 frame = gather(experiment) if any(experiment.glob("[!.]*/DONE.json")) else None
             except NoRunsError:
-                continue  # what is finished are reports
+                continue  # only reports have finished
             except DataError as error:
                 log.warning("no ledger of %s: %s", near(experiment), error)
                 continue
@@ -162,15 +162,14 @@ class SweepLedger(Callback):
 
 
 class SweepSearch(Callback):
-    """Writes a search's best parameters (``hydra/sweeper=optuna``) as the command line takes them,
-    and which run has them.
+    """Rewrites the best parameters of a search (``hydra/sweeper=optuna``) as the command line takes
+    them, and adds the run that has them.
 
-    The sweeper names them as Hydra got them, with the ``++`` that lets Hydra take keys which the
-    composed files leave out (:func:`sparsepipe.config.compose.admit`).
+    The sweeper writes their keys with the ``++`` of :func:`sparsepipe.config.compose.admit`.
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Rewrites the sweeper's file, if there is one."""
+        """Rewrites the sweeper's file, if it exists."""
         directory = sweep_directory(config)
         file = directory / _BEST
         if not file.is_file():
@@ -191,22 +190,22 @@ class SweepSearch(Callback):
             parse = OverridesParser.create().parse_override
             params.update({name: parse(f"{name}={given[name]}").value() for name in changed})
         write_text_atomic(file, yaml.safe_dump(found, sort_keys=False))
-        log.info("the best of the search: %s%s", near(file), note)
+        log.info("best parameters of the search: %s%s", near(file), note)
 
 
 def claim(sweep: Path) -> None:
-    """Makes a directory that of this process's sweep, and removes an earlier sweep's records.
+    """Locks a directory for this process's sweep, and removes an earlier sweep's records.
 
-    Sweepers that search start jobs several times in one sweep: this is for its beginning alone.
+    To be called once at a sweep's beginning, not whenever a search starts jobs.
     """
     _lock.close()
     is_of_a_sweep = (sweep / _LOCK).exists()
     for path in (sweep / name for name in (_JOBS, _REPORT, *_FILES)):
         if path.exists() and not is_of_a_sweep:
             raise ConfigError(
-                f"{path} is in the way: a sweep would write over it, and no sweep has written it",
-                remedy="give this sweep a directory of its own, as hydra.sweep.dir="
-                f"{sweep / 'sweep'}, or move that",
+                f"{path} is in the way: a sweep would overwrite it, but no sweep has written it",
+                remedy="give this sweep a directory of its own, such as hydra.sweep.dir="
+                f"{sweep / 'sweep'}, or move {path.name} elsewhere",
             )
     with writing(sweep):
         try:
@@ -224,27 +223,26 @@ def claim(sweep: Path) -> None:
 
 
 def end_early(error: Exception) -> bool:
-    """Ends a sweep whose sweeper has raised because of its jobs, as Hydra ends others.
+    """Calls the final callbacks of a sweep whose sweeper raised ``error``, as Hydra does otherwise.
 
-    Sweepers that search raise where no job has a value, some also where the last one has none, and
-    Hydra does not call its callbacks then.
+    Sweepers that search raise if no job has a value, some also if the last one has none.
 
     Returns:
-        Whether the sweeper is one that searches and jobs have failed, so that the error has been
-        reported. Otherwise it is the caller's: Hydra's own sweeper does not use values.
+        Whether the error has been reported, since a search has failed jobs. Otherwise the caller
+        reports it: Hydra's own sweeper does not use values of jobs.
     """
     searches = False
     for config in list(_running):
         for node in reversed(list(config.hydra.callbacks.values())):
             try:
                 instantiate(node).on_multirun_end(config=config)
-            except Exception as other:  # the next callback runs all the same
+            except Exception as other:  # the next callback still runs
                 log.warning("%s: %s", node._target_, other)
         searches = not str(config.hydra.sweeper._target_).endswith(".BasicSweeper")
         if exit_code_of_sweep() and searches:
             log.warning("%s", "".join(traceback.format_exception(error)).strip())
             log.error(
-                "the sweep ends here: its sweeper does not end without their values (%s: %s)"
+                "the sweep ends here: its sweeper needs the values of the failed jobs (%s: %s)"
                 "\n  remedy: mend the jobs and give the command again, which skips finished runs",
                 type(error).__name__,
                 error,
@@ -253,20 +251,20 @@ def end_early(error: Exception) -> bool:
 
 
 def note_exit_code(records: Sequence[JobRecord]) -> None:
-    """Records for the command the exit code of the first of these jobs that failed, if any."""
+    """Notes the exit code of the first job that failed, if any, as the command's."""
     failed = (each.exit_code or 1 for each in records if each.status != "finished")
     _exit_codes.extend(islice(failed, 1))
 
 
 def exit_code_of_sweep() -> int:
-    """Exit code of the sweep that has ended in this process; 0 where none has."""
+    """Exit code of this process's sweep: 0 unless a job has failed."""
     return next(iter(_exit_codes), 0)
 
 
 def expected_jobs(config: DictConfig, *, begun: int) -> int:
-    """How many jobs a sweep is to have: as many as a search has trials, else those that have begun.
+    """Number of jobs that a sweep will have: the trials of a search, else the jobs ``begun``.
 
-    Other sweepers than Optuna's give all jobs to the launcher at once.
+    Sweepers other than Optuna's give all jobs to the launcher at once.
     """
     trials = OmegaConf.select(config, "hydra.sweeper.n_trials")
     grid = str(OmegaConf.select(config, "hydra.sweeper.sampler._target_")).endswith("GridSampler")
@@ -274,12 +272,12 @@ def expected_jobs(config: DictConfig, *, begun: int) -> int:
 
 
 def failures(records: Sequence[JobRecord], texts: Sequence[str], *, total: int) -> Iterator[str]:
-    """A message about jobs that have not finished, line by line.
+    """Yields the lines of a message about jobs that have not finished.
 
     Args:
-        records: of the jobs that have one.
-        texts: labels of these.
-        total: jobs of the sweep; those without a record have not been started.
+        records: records of the sweep's jobs.
+        texts: the label of each of these jobs.
+        total: number of jobs of the sweep; those without a record have not been started.
     """
     yield f"{_counts([each.status for each in records], total=total, failed='of {} jobs failed')}:"
     for record, text in zip(records, texts, strict=True):
@@ -291,7 +289,7 @@ def failures(records: Sequence[JobRecord], texts: Sequence[str], *, total: int) 
 
 
 def _counts(statuses: Sequence[str], *, total: int, failed: str = "") -> str:
-    """How many jobs failed, which is always said with ``failed``, were stopped or not started."""
+    """Numbers of jobs that failed (even of 0, if ``failed`` words it), stopped or did not start."""
     counts = Counter(statuses)
     counts["not started"] += total - len(statuses)
     parts = [f"{counts[each]} {each}" for each in ("stopped", "not started") if counts[each]]
@@ -301,35 +299,35 @@ def _counts(statuses: Sequence[str], *, total: int, failed: str = "") -> str:
 
 
 def near(path: Path) -> str:
-    """The path relative to the working directory where it is below that."""
+    """The path, relative to the working directory if it is below it, else absolute."""
     absolute = Path(os.path.abspath(path))
     here = Path.cwd()
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
 
 
 def _objective(config: DictConfig) -> tuple[str | None, Mode | None]:
-    """The figure that a sweep is to have the best value of, and of which values a search does."""
+    """The figure whose best value a sweep is to find, and whether a search maximizes it, if set."""
     direction = OmegaConf.select(config, "hydra.sweeper.direction")
     modes: dict[str, Mode] = {"maximize": "max", "minimize": "min"}
-    # The command line may have made it a member of Optuna's.
+    # The command line may have made it a member of Optuna's enum.
     mode = modes.get(str(getattr(direction, "name", direction)))
     try:
         named = OmegaConf.select(config, "objective")
     except OmegaConfBaseException:
-        named = None  # jobs are refused for it
+        named = None  # the jobs are refused for it
     return (None if named is None else str(named)), mode
 
 
 def _result_of(run: Path) -> dict[str, Any]:
     try:
         return read_mapping(run / "result.json")
-    except DataError as error:  # the other jobs have theirs
+    except DataError as error:  # the other jobs have their results
         log.warning("%s", error.message)
         return {}
 
 
 def _without_plus(found: Any) -> Any:
-    """The same with plain names of keys: ``++data.batch_size`` becomes ``data.batch_size``."""
+    """Removes ``++`` from keys: ``++data.batch_size`` becomes ``data.batch_size``."""
     if isinstance(found, dict):
         return {str(name).lstrip("+"): _without_plus(value) for name, value in found.items()}
     return [_without_plus(each) for each in found] if isinstance(found, list) else found

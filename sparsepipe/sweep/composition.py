@@ -1,4 +1,4 @@
-"""Jobs of a sweep, from overrides to checked configurations, and sweeps that are refused before."""
+"""Composes a sweep's jobs from overrides to checked configurations, or refuses the whole sweep."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sparsepipe.sweep.record import SweptJob
 
 @dataclass(slots=True, kw_only=True)
 class ComposedJob:
-    """A job with its configuration, ``hydra`` and all, and what is made of that."""
+    """A job with its whole configuration (with ``hydra``), and its spec or the error instead."""
 
     job: SweptJob
     whole: DictConfig
@@ -43,13 +43,13 @@ class ComposedJob:
 def compose_job(
     loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[str], *, number: int
 ) -> ComposedJob:
-    """Composes a job, and keeps the error where its configuration is refused.
+    """Composes a job, and keeps the error if its configuration is refused.
 
     Args:
-        loader: knows the groups.
+        loader: loads the groups.
         sweep: configuration of the whole sweep.
-        overrides: of the job.
-        number: of the job, from 0.
+        overrides: the job's overrides.
+        number: the job's number, from 0.
     """
     whole = loader.load_sweep_config(sweep, list(overrides))
     with open_dict(whole):
@@ -71,7 +71,7 @@ def compose_job(
 
 @contextmanager
 def hydra_config(config: DictConfig) -> Iterator[None]:
-    """Lets ``${hydra:...}`` be resolved from a configuration while the block runs."""
+    """Resolves ``${hydra:...}`` from a configuration while the block runs."""
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(config)
     try:
@@ -81,7 +81,7 @@ def hydra_config(config: DictConfig) -> Iterator[None]:
 
 
 def task_config(whole: DictConfig) -> DictConfig:
-    """A copy without ``hydra``."""
+    """Returns a copy of a configuration without ``hydra``."""
     config = copy.deepcopy(whole)
     with open_dict(config):
         del config["hydra"]
@@ -92,7 +92,7 @@ def refuse_within_torchrun() -> None:
     """Refuses a sweep in a process that another launcher has started as a rank."""
     if "LOCAL_RANK" in os.environ:
         raise ConfigError(
-            "a sweep (-m) within torchrun",
+            "a sweep (-m) cannot be started with torchrun",
             remedy="start the command without torchrun: every job starts its own ranks",
         )
 
@@ -109,9 +109,9 @@ def refuse_several(overrides: Sequence[str], loader: ConfigLoader) -> None:
             (override,) = OverridesParser.create(loader).parse_overrides([word])
             swept = override.is_sweep_override()
             names = [*override.sweep_string_iterator()] if swept else []
-            # Launcher and sweeper on the command line count for all of them.
+            # A launcher and sweeper on the command line count for all experiments.
             words = [each for each in overrides if each.startswith(("hydra/", "hydra.searchpath="))]
-            chosen: list[Any] = []  # without an experiment, and by each of them
+            chosen: list[Any] = []  # without an experiment, then with each
             for more in ([], *([f"experiment={each}"] for each in names)):
                 config = loader.load_configuration(
                     CONFIG_NAME, [*words, *more], run_mode=RunMode.MULTIRUN
@@ -123,21 +123,21 @@ def refuse_several(overrides: Sequence[str], loader: ConfigLoader) -> None:
             return  # Hydra raises its own
         if own:
             raise ConfigError(
-                f"{word}: launcher and swept values that {', '.join(own)} choose count only where "
-                "one experiment is swept",
+                f"{word}: launcher and swept values that {', '.join(own)} choose apply only if a "
+                "sweep has one experiment",
                 remedy="give a command for each experiment",
             )
 
 
 def refuse_unknown_keys(overrides: Sequence[str], loader: ConfigLoader) -> None:
-    """Refuses a sweep with a key in its command that none of its jobs knows.
+    """Refuses a sweep with a key in its command that is unknown in all of its jobs.
 
-    Hydra composes all jobs before it starts the first; here the first one is composed, which knows
-    all keys of most commands, and of others those that have another option of a swept group.
+    Hydra would compose all jobs first. Here the first job is composed and, only while keys are
+    unknown, those with another option of a swept group.
 
     Args:
-        overrides: of the command, as Hydra gets them.
-        loader: knows the groups.
+        overrides: the command's overrides, as Hydra gets them.
+        loader: loads the groups.
     """
     setup_globals()
     first: ConfigError | None = None
@@ -169,7 +169,7 @@ def refuse_unknown_keys(overrides: Sequence[str], loader: ConfigLoader) -> None:
 
 
 def _swept_options(override: Override) -> Iterator[tuple[str, str]]:
-    """The key of an override, and what the jobs of a sweep have in its place."""
+    """Yields the key of an override, with each override that a job of the sweep has instead."""
     key, value = override.get_key_element(), override.value()
     if isinstance(value, IntervalSweep):
         yield key, f"{key}={value.start}"

@@ -27,18 +27,18 @@ from sparsepipe.utils.progress import SILENCE, Silence, duration_text
 log = logging.getLogger(__name__)
 _EVERY_S = 0.5
 _BESIDE_LABEL = 52
-"""Columns of a terminal for everything but what a job is called."""
+"""Columns of a terminal for everything except the labels of jobs."""
 _FIGURE = re.compile(r" \S+=\S+")
 _STYLES = {"running": "bold", "finished": "green", "failed": "red", "stopped": "yellow"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
-    """A job, numbered from 1.
+    """A job as the display shows it, numbered from 1.
 
-    ``state`` is ``running``, ``before`` (the run was finished before) or the record's status.
-    ``detail`` is the last line of its log, or the error. ``share`` of a running job is done, from 0
-    to 1; None where unknown.
+    ``text`` is its label; ``state`` is ``running``, ``before`` (the run was finished before) or the
+    record's status; ``share`` is the finished part of a running job, from 0 to 1 (None: unknown);
+    ``detail`` is the last line of its log, or the error.
     """
 
     number: int
@@ -51,7 +51,7 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepState:
-    """A snapshot of a sweep. ``total`` counts the jobs that have not begun as well."""
+    """A snapshot of a sweep; ``total`` includes jobs that have not begun."""
 
     rows: Sequence[JobRow]
     total: int
@@ -70,18 +70,18 @@ class SweepState:
 
 
 class Lines:
-    """A line when a job begins, and one when it ends; in between, how far the running ones are
-    whenever nothing was logged for long.
+    """Logs a line when a job begins or ends, and the progress of running jobs whenever nothing was
+    logged for long.
 
     Args:
-        silence: since when nothing was logged.
+        silence: tracks how long nothing has been logged.
     """
 
     def __init__(self, silence: Silence = SILENCE) -> None:
         self._silence = silence
 
     def close(self) -> None:
-        """Ends the view, if it has taken anything."""
+        """Ends the view; the terminal is then free again."""
 
     def began(self, row: JobRow, state: Callable[[], SweepState]) -> None:
         log.info("job %d: %s", row.number, row.text)
@@ -94,7 +94,7 @@ class Lines:
         log.info("job %d %s%s%s (%s)", row.number, how, took, why, state().summary)
 
     def show(self, state: Callable[[], SweepState]) -> None:
-        """Called all the time; figures in logs, such as ``train/loss=0.5``, are left out."""
+        """Logs the last lines of jobs' logs if due, without figures such as ``train/loss=0.5``."""
 
         def text() -> str:
             now = state()
@@ -109,7 +109,7 @@ class Lines:
 
 
 class LiveView(Lines):
-    """A table that is drawn anew below all other output."""
+    """Redraws a table below all other output."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class LiveView(Lines):
         self._draw(state())
 
     def ended(self, row: JobRow, state: Callable[[], SweepState]) -> None:
-        """Leaves a failure above the table."""
+        """Logs a failure, which stays above the table."""
         if row.state not in ("finished", "before"):
             log.info("job %d (%s) %s: %s", row.number, row.text, row.state, row.detail)
         self._draw(state())
@@ -135,15 +135,15 @@ class LiveView(Lines):
 
     def _draw(self, state: SweepState) -> None:
         self._shown_s = time.monotonic()
-        self._live.start()  # at the first one
+        self._live.start()  # no effect once it is started
         room = max(3, self._console.height - 6)
         self._live.update(picture(state, room=room, width=self._console.width), refresh=True)
 
 
 def picture(state: SweepState, *, room: int, width: int = 80) -> Group:
-    """A table of jobs that run and of those that ended last, in at most ``room`` rows.
+    """Draws a table of the running jobs and of those that ended last, in at most ``room`` rows.
 
-    Labels of jobs get the columns that they need of ``width``, before ends of their logs.
+    Labels of jobs get the columns that they need of ``width``, ends of logs get the rest.
     """
     running = state.running[:room]
     ended = [row for row in state.rows if row.state != "running"]
@@ -174,7 +174,7 @@ def picture(state: SweepState, *, room: int, width: int = 80) -> Group:
 
 
 class SafeDisplay:
-    """Shows a sweep until its view fails, then nothing any more.
+    """Shows a sweep until its view fails, and nothing more after that.
 
     Args:
         view: the view; None: a live table in a terminal, lines elsewhere.
@@ -193,7 +193,7 @@ class SafeDisplay:
             return
         try:
             action(self._view)
-        except Exception as error:  # whatever it is: jobs count, and not how they are shown
+        except Exception as error:  # jobs matter more than their display
             self._failed = True
             with suppress(Exception):
                 self._view.close()  # which restores the streams
@@ -203,14 +203,14 @@ class SafeDisplay:
 def print_run(run: str) -> None:
     """Prints a run's directory on standard output, as a single command does.
 
-    Where nobody reads standard output any more, it is redirected to nowhere.
+    If nobody reads standard output any more, it is redirected to the null device.
     """
     try:
         sys.stdout.write(f"{run}\n")
         sys.stdout.flush()
-    except (OSError, ValueError) as error:  # or it is closed
-        log.warning("standard output is gone, the sweep goes on: %s", error)
-        # Else the rest of its buffer is an error when the process ends.
+    except (OSError, ValueError) as error:  # ValueError: it is closed
+        log.warning("standard output is gone, but the sweep goes on: %s", error)
+        # Otherwise flushing its buffer would fail when the process ends.
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())

@@ -1,7 +1,7 @@
-"""One job of a sweep in its own process: it runs, and leaves its record however it ends.
+"""Runs one job of a sweep in its own process and writes its record, however the job ends.
 
 The launcher starts ``python -m sparsepipe.sweep.job job.yaml``. That process ends with the
-sweep's, even where the sweep is killed.
+sweep's, even if the sweep is killed.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from sparsepipe.utils.process import end_with_parent
 
 log = logging.getLogger(__name__)
 _OOM_SCORE = 500
-"""Score in thousandths of all memory: the OOM killer takes a job before the sweep, though a rank of
-the job may be smaller. A process that tries out a batch size is still ended before either."""
+"""Score in thousandths of all memory, by which the OOM killer ends a job before the sweep, even if
+its ranks are smaller. A process that tries out a batch size is still ended before either."""
 
 
 def run_swept(
@@ -48,14 +48,11 @@ def run_swept(
     fresh_processes: bool,
     wait_s: float = WAIT_LIMIT_S,
 ) -> JobRecord:
-    """Runs a job of a sweep.
+    """Runs a job of a sweep, writes its record and, if it finished, returns it.
 
-    It waits for a run that another process works on: another job of this sweep maybe, or one that
-    was killed with the last sweep and is about to end. A run without the figure that ``objective``
-    names is finished, but its job has failed: no sweeper can use it.
-
-    Returns:
-        The record of a finished job.
+    Waits up to ``wait_s`` while another process works on the same run: perhaps another job of this
+    sweep, or one of a killed sweep that is about to end. A job whose run finishes without the
+    figure that ``objective`` names has failed, since no sweeper can use it.
     """
     began, mark = time.time(), os.environ.get(MARK_VARIABLE)
 
@@ -89,7 +86,7 @@ def run_swept(
 
 
 def main() -> None:
-    """Runs the job of the given file."""
+    """Runs the job of the file that the command names."""
     given: dict[str, Any] = yaml.safe_load(Path(sys.argv[1]).read_text(encoding="utf-8"))
     end_with_parent(given["parent"])
     prefer_as_victim(_OOM_SCORE)
@@ -107,7 +104,7 @@ def main() -> None:
     )
     limit_s = given["wait_limit_s"]
     try:
-        # One rank needs no further process: this one is as fresh as can be.
+        # A single rank needs no further process, since this one is fresh.
         record = run_swept(
             job,
             lambda: RunSpec.from_dict(given["config"]),
@@ -121,7 +118,7 @@ def main() -> None:
         log.error("error: %s", error)
         sys.exit(error.exit_code)
     except Exception:
-        log.exception("the job raised an exception that is not one of SparsePipe's")
+        log.exception("the job failed with an unexpected exception")
         sys.exit(1)
     log.info("%s", record.run)
 

@@ -35,9 +35,9 @@ def launch(
     first: int,
     settings: Settings,
 ) -> list[JobReturn]:
-    """Runs jobs and returns what Hydra's sweepers expect: run directories, None where one failed.
+    """Runs jobs and returns what Hydra's sweepers expect: run directories, None where a job failed.
 
-    As a number a directory is its objective, for sweepers that search.
+    As a float, a directory is the value of the run's objective, for sweepers that search.
     """
     refuse_within_torchrun()
     setup_globals()
@@ -50,7 +50,7 @@ def launch(
     try:
         if len(refused) < len(composed):
             records = _run_jobs(config, composed, settings, context)
-        else:  # without importing what runs jobs: a misspelt key need not wait for torch
+        else:  # without importing torch, which a misspelt key need not wait for
             records = {
                 one.job.number: refusal(one.job, refused[one.job.number]) for one in composed
             }
@@ -58,7 +58,7 @@ def launch(
                 returned = _returned(one, records[one.job.number])
                 context.callbacks.on_job_end(config=one.whole, job_return=returned)
     except SystemExit:
-        # Hydra would not call its callbacks, which make the table of what has finished so far.
+        # Hydra would not call its callbacks, which log the table of the jobs so far.
         context.callbacks.on_multirun_end(config=config, config_name=config.hydra.job.config_name)
         log.warning("stopped; run the same command again to go on")
         raise
@@ -72,13 +72,13 @@ def _run_jobs(
     settings: Settings,
     context: HydraContext,
 ) -> dict[int, JobRecord]:
-    # Torch and Lightning, which --help and the like need not wait for.
+    # These import torch and Lightning, which --help and the like need not wait for.
     from sparsepipe.runtime.failures.rank_reports import Stopped
     from sparsepipe.sweep.resources import machine
     from sparsepipe.sweep.runner import Runner
 
     there = machine()
-    leaders: list[ComposedJob] = []  # jobs that differ, and others with the same configuration
+    leaders: list[ComposedJob] = []  # jobs that differ; ``same`` has the others
     same: dict[int, list[SweptJob]] = {}
     for one in composed:
         twins = [other for other in leaders if one.spec and other.spec == one.spec]
@@ -97,7 +97,7 @@ def _run_jobs(
         Slots(machine=there, max_jobs=settings.max_jobs),
         settings=settings,
         texts={number: text for (number, _), text in zip(jobs, texts, strict=True)},
-        # Hydra's callbacks of jobs, as if these ran in this process.
+        # Calls Hydra's callbacks as if the jobs ran in this process.
         on_start=lambda job: context.callbacks.on_job_start(
             config=by_number[job.number].whole, task_function=lambda config: None
         ),
@@ -128,7 +128,7 @@ def _ready(
                 raise one.refused
             assert one.spec is not None
             needed = needs(one.spec, there, settings)
-        except Exception as error:  # a user's own too: the other jobs run all the same
+        except Exception as error:  # even of a user's code: the other jobs still run
             refused.append(refusal(one.job, error))
         else:
             env = OmegaConf.to_container(one.whole.hydra.job.env_set, resolve=True)
@@ -139,8 +139,8 @@ def _ready(
 
 
 def _returned(one: ComposedJob, record: JobRecord) -> JobReturn:
-    # A failed job has its record: raising its error would end the sweeper, and with it what is
-    # made of the other jobs.
+    # The error of a failed job is in its record; raising it would end the sweeper, and with it the
+    # tables of the other jobs.
     done = JobReturn(
         overrides=list(one.job.overrides),
         cfg=task_config(one.whole),

@@ -1,7 +1,7 @@
 """A job's process tree: started in a session of its own, ended as a whole.
 
-All of its processes carry a mark in their environment, which processes inherit: they are found by
-it whatever sessions they have made and whoever their parents are by now.
+All its processes carry a mark in their environment, which processes inherit, so that they are found
+whatever sessions they have made and whoever their parents are by now.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MARK_VARIABLE = "SPARSEPIPE_SWEEP_JOB"
 
 @dataclass(slots=True)
 class JobProcess:
-    """The processes of a job."""
+    """The processes of a job: the first one, and all that carry its mark."""
 
     first: subprocess.Popen[bytes]
     mark: str
@@ -45,9 +45,9 @@ class JobProcess:
         environment: Mapping[str, str],
         wait_limit_s: float | None = None,
     ) -> JobProcess:
-        """Starts a job whose output goes to its log. Without ``hardware`` or ``cores`` the job sees
-        the whole machine; without ``wait_limit_s`` it waits for another process on its run without
-        limit.
+        """Starts a job and sends its output to its log. Without ``hardware`` or ``cores`` the job
+        sees the whole machine; without ``wait_limit_s`` it waits as long as another process works
+        on the same run.
         """
         given = {
             "number": job.number,
@@ -66,7 +66,7 @@ class JobProcess:
         variables = {
             **os.environ,
             **environment,
-            "PYTHONUNBUFFERED": "1",  # the log is whole wherever the process ends
+            "PYTHONUNBUFFERED": "1",  # the log is complete whenever the process ends
             MARK_VARIABLE: mark,
         }
         with job.log.open("wb") as log:
@@ -76,12 +76,12 @@ class JobProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C is for the sweep to pass on
+                start_new_session=True,  # the sweep passes a terminal's Ctrl-C on
             )
         return cls(first, mark)
 
     def interrupt(self, signum: int) -> None:
-        """Passes a signal to the first process, which ends the others."""
+        """Sends a signal to the first process, which ends the others."""
         self.first.send_signal(signum)
 
     def exit_code(self) -> int | None:
@@ -92,7 +92,7 @@ class JobProcess:
             if self.first.poll() is None:
                 os.killpg(self.first.pid, signal.SIGKILL)
         for process in marked(self.mark):
-            with suppress(psutil.Error):  # it has ended, and its number may be another's
+            with suppress(psutil.Error):  # it has ended, and another may have its id
                 process.kill()
 
     def alive(self) -> list[int]:
@@ -101,7 +101,7 @@ class JobProcess:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """The processes with this mark, without this one."""
+    """The processes that carry this mark, except the calling one."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # it has ended, or is another user's

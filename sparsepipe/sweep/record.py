@@ -39,11 +39,11 @@ class SweptJob:
     """A job of a sweep, before it has a result.
 
     Attributes:
-        path: its directory.
-        file: the input of its process.
-        log: the output of its process.
-        started: names the run directory as soon as it is known.
-        record: its result.
+        path: the job's directory.
+        file: input of its process.
+        log: output of its process.
+        started: file that names the run directory as soon as it is known.
+        record: file with its :class:`JobRecord`.
     """
 
     number: int
@@ -68,19 +68,19 @@ class JobRecord:
     """The result of a job.
 
     Args:
-        number: from 0.
-        overrides: as :class:`SweptJob` has them.
+        number: number of the job, from 0.
+        overrides: the job's overrides.
         status: ``finished``, ``failed``, ``stopped``, or ``not started`` where the sweep was
             stopped before the turn of the job.
         run: the run's directory; None where it did not finish.
         error: why it did not finish, with a remedy.
-        exit_code: 0 where it finished.
-        began_s: in seconds since 1970.
-        ended_s: in seconds since 1970.
-        before: the run had been finished before the job began.
-        value: of the run's ``objective``, for sweepers that search; None without an objective.
-        log: the file with its output, where it had one of its own.
-        mark: of its processes, where our launcher has started them.
+        exit_code: 0 if it finished.
+        began_s: time at its beginning, in seconds since 1970.
+        ended_s: time at its end, in seconds since 1970.
+        before: whether the run had been finished before the job began.
+        value: value of the run's ``objective``, for sweepers that search; None without one.
+        log: the file with its output, if it had one of its own.
+        mark: mark of its processes, if our launcher started them.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
@@ -102,12 +102,12 @@ def own_texts(overrides: Sequence[Sequence[str]], *, given: Sequence[str] = ()) 
     """Labels of jobs: the overrides of each without those that all jobs share.
 
     Args:
-        overrides: of each job.
-        given: overrides of the sweep's command. What stands there as it is, is no job's own, which
-            matters where a search starts its jobs one by one.
+        overrides: the overrides of each job.
+        given: overrides of the sweep's command. Jobs share these, even if only one has begun, as
+            where a search starts its jobs one by one.
 
     Returns:
-        A text for each job; all of its overrides where it has none for itself.
+        A text for each job; all of its overrides if it shares them all.
     """
     jobs = [[item.lstrip("+") for item in job] for job in overrides]
     shared = set(jobs[0]).intersection(*jobs[1:]) if len(jobs) > 1 else set()
@@ -121,7 +121,7 @@ def record_of(job: SweptJob, **values: Any) -> JobRecord:
 
 
 def keep_record(job: SweptJob, record: JobRecord) -> JobRecord:
-    """Writes a record, whole or not at all, and returns it; on a full disk only a warning."""
+    """Writes a record atomically and returns it; warns if it cannot be written."""
     try:
         write_json(job.record, dataclasses.asdict(record))
     except DataError as error:
@@ -149,7 +149,7 @@ def refusal(job: SweptJob, error: Exception | None) -> JobRecord:
 
 
 def finished_values(run: Path, *, objective: str | None, began_s: float) -> dict[str, Any]:
-    """Values of the record of a job whose run is finished and has its objective."""
+    """Values for the record of a job whose run is finished and must have its objective."""
     value = objective_value(run, objective)
     try:
         ended_s = read_mapping(run / "DONE.json", time=reading.amount)["time"]
@@ -159,7 +159,7 @@ def finished_values(run: Path, *, objective: str | None, began_s: float) -> dict
 
 
 def read_record(path: Path) -> JobRecord:
-    """Reads a record; raises a DataError where it is missing or broken."""
+    """Reads a record; raises a DataError if it is missing or broken."""
     values = read_mapping(path)
     if problems := [*check_fields(values, JobRecord)]:
         raise DataError(
@@ -170,7 +170,7 @@ def read_record(path: Path) -> JobRecord:
 
 
 def records_of(sweep: Path) -> list[JobRecord]:
-    """The records of a sweep's jobs so far, in their order; unreadable ones cause a warning."""
+    """Reads the records of a sweep's jobs so far, in their order; warns of unreadable ones."""
     found = []
     for path in sweep.glob("jobs/*/record.json"):
         try:
@@ -181,10 +181,10 @@ def records_of(sweep: Path) -> list[JobRecord]:
 
 
 class ScoredRun(str):
-    """A run's directory that is also a number, the run's objective.
+    """A run's directory that as a float is the value of the run's objective.
 
-    Hydra's sweepers take what a job returns: the run's directory. Those that search, as Optuna's
-    does, convert it to a float.
+    Hydra's sweepers get a job's return value, the run's directory. Those that search, such as
+    Optuna's, convert it to a float.
     """
 
     value: float
@@ -198,33 +198,33 @@ class ScoredRun(str):
         return self.value
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ScoredRun, (str(self), self.value)  # launchers hand it from process to process
+        return ScoredRun, (str(self), self.value)  # launchers pass it between processes
 
 
 def scored(directory: str, value: float | None) -> str:
-    """The directory of a finished run, with the value of its objective where it has one."""
+    """The directory of a finished run, with the value of its objective if it has one."""
     return directory if value is None else ScoredRun(directory, value)
 
 
 def objective_value(directory: Path, objective: str | None) -> float | None:
-    """A figure of a finished run's result, which must have it; None without an objective."""
+    """The figure ``objective`` of a run's result, which must have it; None without an objective."""
     if objective is None:
         return None
     result = read_mapping(directory / "result.json")
     figures = [key for key, value in result.items() if is_number(value)]
     if objective not in figures:
         raise without_figure(
-            f"objective={objective} is no figure of {directory}/result.json",
+            f"objective={objective} is not a number in {directory}/result.json",
             objective,
             figures,
-            remedy="name one of its keys that has a number, such as val/accuracy; the run is "
-            "finished, and given again with another objective it is not done anew",
+            remedy="name one of its keys that has a number, such as val/accuracy; with another "
+            "objective the finished run is not repeated",
         )
     return float(result[objective])
 
 
 def write_started(job: SweptJob, run: Path, *, mark: str | None) -> None:
-    """Writes a job's run directory to ``started.json``; the job goes on where that fails."""
+    """Writes a job's run directory to ``started.json``; the job goes on if that fails."""
     try:
         write_json(job.started, {"run": str(run), "mark": mark})
     except DataError as error:
@@ -236,7 +236,7 @@ def started_run(job: SweptJob, *, mark: str | None = None) -> Path | None:
 
     Args:
         job: the job.
-        mark: of the job's processes: files of other processes do not count; None: any do.
+        mark: mark of the job's processes, whose file alone counts; None: any file counts.
     """
     try:
         values = read_mapping(job.started, run=reading.name)
@@ -246,7 +246,7 @@ def started_run(job: SweptJob, *, mark: str | None = None) -> Path | None:
 
 
 def tail(path: Path, *, lines: int) -> list[str]:
-    """The last lines of a log that are not empty."""
+    """The last non-empty lines of a log."""
     try:
         with path.open("rb") as stream:
             size_bytes = stream.seek(0, os.SEEK_END)
@@ -254,7 +254,7 @@ def tail(path: Path, *, lines: int) -> list[str]:
             text = stream.read().decode(errors="replace")
     except OSError:
         return []
-    # A progress bar writes its states over one another.
+    # A progress bar overwrites its line after each carriage return.
     shown = [line.rpartition("\r")[2].rstrip() for line in text.splitlines()]
     return [line for line in shown if line][-lines:]
 
@@ -262,9 +262,9 @@ def tail(path: Path, *, lines: int) -> list[str]:
 EndedBy = Literal["limit", "stop", "lingering"]
 _OUT_OF_MEMORY = "killed by the OOM killer: the machine (or the container) ran out of memory"
 _LESS_MEMORY = (
-    "let jobs need less memory (data.batch_size), or run fewer at a time (hydra.launcher.max_jobs)"
+    "reduce jobs' memory (data.batch_size), or run fewer at a time (hydra.launcher.max_jobs)"
 )
-_GO_ON = "given again, the sweep goes on with this run from its last checkpoint"
+_GO_ON = "give the command again, which goes on from the run's last checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,11 +272,12 @@ class JobEnd:
     """How the processes of a job ended.
 
     Args:
-        exit_code: exit code of the first one.
-        ended_by: what ended them, where they did not end by themselves.
-        limit_s: the job's limit in seconds, where that has ended them.
-        oom_kills: processes of the machine that the OOM killer has ended since; None: unknown.
-        left: processes that still run although they were killed.
+        exit_code: exit code of the first process.
+        ended_by: what ended them; None: they ended by themselves.
+        limit_s: the job's limit in seconds, if that ended them.
+        oom_kills: number of processes that the OOM killer ended on the machine meanwhile; None:
+            unknown.
+        left: ids of processes that still run although they were killed.
     """
 
     exit_code: int
@@ -287,7 +288,7 @@ class JobEnd:
 
 
 def outcome(record: JobRecord | None, end: JobEnd) -> tuple[Status, str | None, int]:
-    """Status, error and exit code of a job, by its own record and the end of its processes."""
+    """Status, error and exit code of a job, from its own record and the end of its processes."""
     if record is not None and record.status == "finished":
         return "finished", None, 0
     status: Status = "failed"
@@ -324,6 +325,6 @@ def outcome(record: JobRecord | None, end: JobEnd) -> tuple[Status, str | None, 
 
 
 def left_text(left: Sequence[int]) -> str:
-    """Names processes that still run though they were killed."""
+    """Names processes that still run although they were killed."""
     which = "processes" if len(left) > 1 else "process"
     return f"{which} {', '.join(map(str, left))} cannot be ended"

@@ -1,4 +1,4 @@
-"""The machine's cores and GPUs, and how much of them a job needs by its configuration."""
+"""The machine's cores and GPUs, and how many of them a job needs by its configuration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def machine() -> Machine:
 
 
 def needs(spec: RunSpec, there: Machine, settings: Settings) -> Demand:
-    """The cores and GPUs that a job needs."""
+    """The ranks, cores and kinds of GPUs that a job needs."""
     run = resolve_run(spec)
     task = run.task
     gpus: tuple[str, ...] = ()
@@ -55,9 +55,8 @@ def needs(spec: RunSpec, there: Machine, settings: Settings) -> Demand:
 
 
 def whole_machine(spec: RunSpec) -> dict[str, Any] | None:
-    """The whole machine, for a job that sees a part of it: its run id must not depend on that.
-
-    None for a job whose inventory is written down.
+    """The whole machine's inventory, for a job that sees a part of it, on which its run id must not
+    depend; None if the configuration gives the inventory itself.
     """
     if spec.hardware.locate() is not cluster.local:
         return None

@@ -1,4 +1,4 @@
-"""Runs a sweep's jobs, as many at a time as find cores and GPUs."""
+"""Runs a sweep's jobs, as many at a time as the cores and GPUs suffice for."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _POLL_S = 0.05
 
 
 class Runner:
-    """The jobs of a sweep from their start to their records.
+    """Runs the jobs of a sweep from their start to their records.
 
     Args:
-        slots: of the machine.
-        settings: of the launcher.
-        texts: what each job is called, by its number; of earlier ones as well.
-        view: shows the sweep; None: what suits the command's output.
+        slots: the machine's cores and GPUs.
+        settings: settings of the launcher.
+        texts: labels of all jobs, also of earlier ones, by number.
+        view: shows the sweep; None: a view that suits the command's output.
         on_start: called before each job.
         on_end: called with each job's record.
-        earlier: records of jobs of this sweep that are over, as a search starts them bit by bit.
-        total: how many jobs the sweep is to have; None: those of ``texts``.
+        earlier: records of this sweep's jobs that a search has started and finished before.
+        total: number of jobs that the sweep will have; None: those of ``texts``.
     """
 
     def __init__(
@@ -78,10 +78,12 @@ class Runner:
         same: Mapping[int, Sequence[SweptJob]],
         known: Sequence[JobRecord],
     ) -> dict[int, JobRecord]:
-        """Runs all jobs; one that fails does not end the others.
+        """Runs all jobs; one that fails does not end the others. A signal ends them all and raises
+        Stopped. ``same`` has further jobs with the configuration of one, by its number; ``known``
+        has the records of jobs that could not be started.
 
         Returns:
-            Records by number.
+            Records by number of the job.
         """
         self._waiting = list(jobs)
         self._same = {number: list(others) for number, others in same.items()}
@@ -120,7 +122,7 @@ class Runner:
             self._on_start(ready.job)
             try:
                 job = RunningJob.start(ready, grant, whole=whole, settings=self._settings)
-            except Exception as error:  # the others may start yet
+            except Exception as error:  # the others may still start
                 self._add(refusal(ready.job, error))
                 continue
             self._running.append(job)
@@ -133,7 +135,7 @@ class Runner:
         self._waiting.clear()
         if not at_once and self._running:
             log.warning(
-                "%s: ending %s, which may write checkpoints; once more ends them at once",
+                "%s: ending %s, which may write checkpoints; a second signal ends them at once",
                 signal.Signals(signum).name,
                 "1 job" if len(self._running) == 1 else f"{len(self._running)} jobs",
             )
@@ -141,7 +143,7 @@ class Runner:
             job.end(signum, by="stop", grace_s=0.0 if at_once else None)
 
     def _end_what_is_left(self, signals: Sequence[int]) -> None:
-        """After an error of the sweep itself: sends jobs SIGTERM, and SIGKILL after their grace."""
+        """Ends jobs after an error of the sweep itself: SIGTERM, and SIGKILL after their grace."""
         if not self._running:
             return
         log.warning(
@@ -208,7 +210,7 @@ class Runner:
 
 @contextmanager
 def _signals_noted() -> Iterator[list[int]]:
-    """The signals that have come while the block runs; ignored ones stay ignored."""
+    """Yields a list of the signals that come while the block runs; ignored ones stay ignored."""
     found: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield found

@@ -31,17 +31,17 @@ from sparsepipe.sweep.slots import Demand, Grant, Settings, environment
 
 log = logging.getLogger(__name__)
 _CHILDREN_END_S = 5.0
-"""How long a job's other processes may take to end after its first one."""
+"""Seconds that a job's other processes may take to end after its first one."""
 _LINGER_S = 60.0
-"""How long a job's process may take to end after it has left its record."""
+"""Seconds that a job's process may take to end after it has written its record."""
 _KILL_AGAIN_S = 1.0
 ENDING_S = 60.0
-"""How long after a first kill processes are looked for: those that still run cannot be ended."""
+"""Seconds after a first kill at which processes that still run are taken to be unkillable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyJob:
-    """A job that can be started."""
+    """A job that can be started; ``env`` has variables that the user sets for jobs."""
 
     job: SweptJob
     spec: RunSpec
@@ -50,13 +50,13 @@ class ReadyJob:
 
     @property
     def grace_s(self) -> float:
-        """How long it may take to end after a signal; its ranks have a little less."""
+        """Seconds that it may take to end after a signal; its ranks have 10 s less."""
         return self.spec.parallel.grace_s + 10.0
 
 
 @dataclass(slots=True, kw_only=True)
 class RunningJob:
-    """A job that runs."""
+    """A running job: its processes, its grant and its time limit."""
 
     ready: ReadyJob
     grant: Grant
@@ -95,21 +95,19 @@ class RunningJob:
         return time.monotonic() - self._began_s
 
     def share(self) -> float | None:
-        """Share of a training that is done, by the epochs of its run's ``metrics.csv``; None where
-        it is unknown.
-        """
+        """Finished share of a training, by epochs in its run's ``metrics.csv``; None: unknown."""
         run, in_all = started_run(self.ready.job), self.ready.spec.trainer.max_epochs
         if run is None or in_all is None or in_all <= 0:
             return None
         try:
             with (run / "metrics.csv").open("rb") as stream:
-                lines = sum(1 for line in stream if line.strip())  # one is its heading
+                lines = sum(1 for line in stream if line.strip())  # one is the header
         except OSError:  # written at the end of the first epoch
             return None
         return min(1.0, max(0, lines - 1) / in_all)
 
     def end(self, signum: int, *, by: EndedBy, grace_s: float | None = None) -> None:
-        """Sends it a signal, and lets :meth:`supervise` kill what still runs after the grace."""
+        """Sends the job a signal; after its grace, :meth:`supervise` kills what still runs."""
         limit_s = self.ready.grace_s if grace_s is None else grace_s
         self._kill_s = time.monotonic() + limit_s
         if self.process.exit_code() is None:
@@ -117,10 +115,10 @@ class RunningJob:
             self.process.interrupt(signum)
 
     def supervise(self) -> bool:
-        """Ends the job where it takes too long, and kills what does not end.
+        """Ends the job if it takes too long, and kills processes that do not end.
 
         Returns:
-            Whether all of its processes have ended, or cannot be ended.
+            Whether all its processes have ended or cannot be ended.
         """
         now_s = time.monotonic()
         ended = self.process.exit_code() is not None
@@ -131,7 +129,7 @@ class RunningJob:
                 self._recorded_s = None if self._own_record() is None else now_s
             elif now_s - self._recorded_s > _LINGER_S:
                 number = self.ready.job.number + 1
-                log.warning("job %d has left its record, but does not end: killing it", number)
+                log.warning("job %d has written its record but does not end: killing it", number)
                 self.end(signal.SIGTERM, by="lingering", grace_s=_CHILDREN_END_S)
         elif ended and not self._process_ended:
             self._process_ended = True
@@ -141,14 +139,14 @@ class RunningJob:
         if self._kill_s is not None and now_s > self._kill_s:
             self.process.kill()
             self._killed_s = self._killed_s or now_s
-            self._kill_s = now_s + _KILL_AGAIN_S  # what was just being started
+            self._kill_s = now_s + _KILL_AGAIN_S  # for processes that were just starting
         return self._killed_s is not None and now_s - self._killed_s > ENDING_S
 
     def record(self) -> JobRecord:
-        """The job's record, which is also left in the sweep's directory."""
+        """Writes the record of the job, which has ended, and returns it."""
         job = self.ready.job
         code = self.process.exit_code()
-        assert code is not None or self._killed_s is not None, "it runs"
+        assert code is not None or self._killed_s is not None, "it still runs"
         end = JobEnd(
             exit_code=-signal.SIGKILL if code is None else code,
             left=tuple(self.process.alive()),
@@ -164,7 +162,7 @@ class RunningJob:
         return keep_record(job, found)
 
     def _own_record(self) -> JobRecord | None:
-        """The record that the job itself has left; those of other processes do not count."""
+        """The record that the job itself has written; records of other processes do not count."""
         try:
             record = read_record(self.ready.job.record)
         except DataError:

@@ -1,7 +1,7 @@
 """The launcher's settings, and which cores and GPUs a job of a sweep gets and when. Pure.
 
-Jobs that run at a time share no GPU and no core. They begin in their order: none is overtaken, so
-that a large one is not kept waiting by small ones behind it.
+Jobs that run at the same time share no GPU and no core. They begin in order, so that small jobs do
+not keep a large one waiting.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from sparsepipe.errors import ConfigError
 
 WAIT_LIMIT_S = 86_400.0
-"""A day: a job may wait for another command that trains the same run."""
+"""A day: the default limit on a job's wait for another command that works on the same run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How many jobs run at a time, on how many cores, and for how long: ``hydra.launcher``, whose
-    class in ``hydra_plugins`` says what the keys mean. Raises a ConfigError for numbers below 1.
+    class in ``hydra_plugins`` explains the keys. Raises a ConfigError for a number not above 0.
     """
 
     max_jobs: int | None = None
@@ -31,7 +31,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(
-                    f"hydra.launcher.{name}={value}", remedy="set it to a number above 0, or null"
+                    f"hydra.launcher.{name}={value} is not above 0",
+                    remedy="set it to a number above 0, or to null",
                 )
 
 
@@ -52,9 +53,9 @@ class Machine:
 
     Args:
         cores: numbers of the cores that may be used.
-        gpus: those that may be used.
-        binds: whether jobs keep to their cores. Not where a quota limits the number of cores, since
-            other containers of the host with a quota would be bound to the same ones.
+        gpus: GPUs that may be used.
+        binds: whether jobs are bound to their cores. They are not where a quota limits the number
+            of cores: containers of the host that have quotas would be bound to the same ones.
     """
 
     cores: tuple[int, ...]
@@ -64,7 +65,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Ranks, cores and GPUs that a job needs, at most those of the machine."""
+    """Numbers of ranks and cores that a job needs, and kinds of its GPUs; at most the machine's."""
 
     ranks: int
     cores: int
@@ -73,7 +74,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Cores and GPUs that a job gets."""
+    """Numbers of the cores and names of the GPUs that a job gets, and threads of each rank."""
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...]
@@ -89,7 +90,7 @@ def demand(
     task_cores: int | None = None,
     cores_per_rank: int | None = None,
 ) -> Demand:
-    """The demand of a job, limited to the machine.
+    """The demand of a job, limited to what the machine has.
 
     Without GPUs a job has all cores to itself, so that others do not disturb the times that it
     measures, unless its task needs fewer or the user sets a number. With GPUs it has their share
@@ -109,14 +110,14 @@ def demand(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    """A machine and the grants of its running jobs."""
+    """A machine, the limit on its jobs, and the grants of its running jobs."""
 
     machine: Machine
     max_jobs: int | None = None
     taken: tuple[Grant, ...] = ()
 
     def grant(self, needed: Demand) -> Grant | None:
-        """The grant that a job gets now; None if it has to wait."""
+        """The grant that a job with this demand gets now; None if it has to wait."""
         if self.max_jobs is not None and len(self.taken) >= self.max_jobs:
             return None
         used_cores = {core for job in self.taken for core in job.cores}
@@ -126,7 +127,7 @@ class Slots:
         chosen: list[Gpu] = []
         for kind in needed.gpus:
             chosen += [gpu for gpu in free if gpu.kind == kind and gpu not in chosen][:1]
-        if len(chosen) < len(needed.gpus) and not self.taken:  # nothing to wait for
+        if len(chosen) < len(needed.gpus) and not self.taken:  # no job to wait for
             chosen = free
         elif len(chosen) < len(needed.gpus):
             return None
@@ -138,13 +139,13 @@ class Slots:
         return Grant(cores=cores, gpus=gpus, threads=threads, binds=self.machine.binds)
 
     def is_whole(self, grant: Grant) -> bool:
-        """Whether a job has the machine to itself, and may see it as it is."""
+        """Whether a job gets all cores, and all GPUs or none: it then sees the machine as it is."""
         every_gpu = len(grant.gpus) in (0, len(self.machine.gpus))
         return every_gpu and len(grant.cores) == len(self.machine.cores)
 
 
 def environment(grant: Grant, *, whole: bool, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The variables that limit a job to its grant; a user's own number of threads is kept."""
+    """Environment variables that limit a job to its grant but keep a user's number of threads."""
     if whole:
         return {}
     found = {}

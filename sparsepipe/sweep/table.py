@@ -28,8 +28,8 @@ class Objective:
     """The figure by which a row is the best.
 
     Args:
-        key: of ``result.json``.
-        mode: None: by the figure's name, see :func:`sparsepipe.runs.best.mode_of`.
+        key: a key of ``result.json``.
+        mode: None: as :func:`sparsepipe.runs.best.mode_of` chooses by the figure's name.
     """
 
     key: str
@@ -38,7 +38,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """A column with a figure of results: its heading, its key, and its text."""
+    """A column of the table: its heading, the figure's key in results, and its format."""
 
     heading: str
     key: str
@@ -46,15 +46,15 @@ class _Figure:
 
 
 _RATES = ("train_shapes_per_s", "simulated_shapes_per_s", "samples_per_s", "minibatches_per_s")
-"""Speeds of training, measured, simulated and emulated; a row shows the first that a result has.
+"""Keys of training speeds, measured, simulated and emulated; a row shows its result's first one.
 
-Emulated minibatches have no known size where profiles lack it.
+Emulated minibatches have no known size if profiles lack it.
 """
 _BEST, _RATIO = "best", "ratio_to_first"
 _MINIBATCHES = "epoch_minibatches"
 _UNVALIDATED = (
-    "no job is marked as the best: nothing was validated (data.val_share=0.1 validates), and a "
-    "test by which one has chosen measures nothing any more"
+    "no job is marked as the best: nothing was validated (set data.val_share=0.1), and a test that "
+    "is used to choose no longer measures anything"
 )
 
 _RATE, _SHARE, _RATIO_TEXT, _MS = (
@@ -85,24 +85,23 @@ _FIGURES = (
     _Figure("inference shapes/s", "inference_shapes_per_s", _RATE),
     _Figure("test accuracy", "test/accuracy", _SHARE),
 )
-"""Figures of all tasks, those of the test last; a table has those that one of its jobs has."""
+"""Figures of all tasks, those of tests last; a table shows those that any of its jobs has."""
 
 
 def sweep_rows(
     jobs: Sequence[SweepJob], objective: Objective | None = None
 ) -> list[dict[str, Any]]:
-    """A row for each job, with the same keys in all: overrides, figures, status and directory.
+    """A row for each job, with the same keys in all: overrides, figures, status and run directory.
 
-    The objective is the first figure, and the row of the best run by it has ``*`` as ``best``, see
-    :func:`sparsepipe.runs.best.best_of`.
-    Overrides that are the same in all jobs are left out, as are figures that no job has, equal
-    numbers of ranks or of an epoch's minibatches, and that figures are measured where all are. A
-    ratio is of shapes a second, measured, simulated or emulated, to those of the first job that
-    has any of the same kind.
+    The objective is the first figure, and the best row by it has ``*`` as ``best``
+    (:func:`sparsepipe.runs.best.best_of`). Left out are overrides that all jobs share, figures that
+    no job has, numbers of ranks or of an epoch's minibatches that are the same in all, and the kind
+    if all figures are measured. A ratio is a job's speed over that of the first job with a speed of
+    the same kind (measured, simulated or emulated).
 
     Args:
-        jobs: in their order.
-        objective: marks the best row where jobs have it; None marks none.
+        jobs: the jobs in order.
+        objective: figure by which a row is marked as the best; None marks none.
     """
     names = list(dict.fromkeys(name for job in jobs for name in job.overrides))
     differing = [name for name in names if len({job.overrides.get(name) for job in jobs}) > 1]
@@ -146,14 +145,14 @@ def sweep_markdown(
     *,
     width: int | None = None,
 ) -> str:
-    """The rows of :func:`sweep_rows` as a table to read.
+    """Formats the rows of :func:`sweep_rows` as a Markdown table.
 
     Args:
-        rows: of the jobs.
-        objective: as :func:`sweep_rows` got it.
-        width: in characters. Where the table is wider, runs become their ids, and overrides lose
-            the groups before their names and digits of their numbers; then figures are left out,
-            those of the test first, and never the objective or the accuracy of the validation.
+        rows: the rows of the jobs.
+        objective: as for :func:`sweep_rows`.
+        width: limit in characters. In a wider table, runs become their ids, and overrides lose the
+            groups before their names and digits of their numbers; then figures are left out, those
+            of tests first, but never the objective or the validation accuracy.
     """
     figures = {figure.key: figure for figure in _figures_with(objective)}
     kept = {"val/accuracy", objective.key if objective else ""}
@@ -200,13 +199,13 @@ def sweep_markdown(
 def best_line(
     jobs: Sequence[SweepJob], texts: Sequence[str], objective: Objective | None
 ) -> str | None:
-    """Names the best job and its run, or why it names none though jobs were tested; None where no
-    job has the objective.
+    """Names the best job and its run; without an objective, says why none is the best if jobs were
+    tested. None where nothing is to be said.
 
     Args:
-        jobs: in their order.
-        texts: what each job is called.
-        objective: as of :func:`sweep_rows`.
+        jobs: the jobs in order.
+        texts: the label of each job.
+        objective: as for :func:`sweep_rows`.
     """
     if objective is None:
         is_tested = len(jobs) > 1 and any("test/accuracy" in job.result for job in jobs)
@@ -225,7 +224,7 @@ def best_line(
 
 
 def _figures_with(objective: Objective | None) -> list[_Figure]:
-    """All figures, the objective first."""
+    """All columns of figures, with the objective first."""
     if objective is None:
         return list(_FIGURES)
     known = {figure.key: figure for figure in _FIGURES}

@@ -87,7 +87,7 @@ def test_errors_under_torchrun_are_reported_once(shell: Shell) -> None:
     assert "stopped by" not in refused.stderr
     assert first_exit_code(refused.stderr) == 2
     refused = shell.torchrun(2, *DP, "hydra.mode=MULTIRUN")
-    assert refused.stderr.count("a sweep (-m) within torchrun") == 1
+    assert refused.stderr.count("a sweep (-m) cannot be started with torchrun") == 1
     assert "stopped by" not in refused.stderr
     assert first_exit_code(refused.stderr) == 2
 

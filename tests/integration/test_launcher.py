@@ -162,7 +162,7 @@ def test_the_first_ctrl_c_stops_in_order_and_the_second_at_once(shell: Shell) ->
     stopped = interrupted(shell, signal.SIGINT, signal.SIGINT)
     assert stopped.code == 130, stopped.err
     assert "run the same command again to go on" in stopped.err
-    assert "once more ends them at once" in stopped.err
+    assert "a second signal ends them at once" in stopped.err
     assert not orphans(shell.cwd)
     statuses = [record.status for record in records(shell)]
     assert statuses[0] == "stopped"
@@ -220,7 +220,7 @@ def test_the_launcher_has_the_settings_and_their_values() -> None:
 
 def test_a_sweep_within_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "0")
-    with pytest.raises(ConfigError, match="within torchrun") as error:
+    with pytest.raises(ConfigError, match="with torchrun") as error:
         launch(None, None, [["seed=0"]], first=0, settings=Settings())
     assert "without torchrun" in error.value.remedy
 

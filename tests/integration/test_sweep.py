@@ -284,7 +284,7 @@ def test_a_search_whose_jobs_have_no_value_says_so(shell: Shell, launcher: str) 
     swept = shell.sweep(*GRID, f"hydra/launcher={launcher}", "objective=botleneck_s")
     assert swept.code == 2, swept.err
     before, _, told = swept.err.partition("2 of 2 jobs failed:")
-    assert "objective=botleneck_s is no figure" in told
+    assert "objective=botleneck_s is not a number" in told
     assert "(nearest: 'bottleneck_s')" in told
     assert "its sweeper does not end without their values" in told
     assert "remedy: mend the jobs" in told

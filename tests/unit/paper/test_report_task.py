@@ -129,7 +129,7 @@ def test_rows_of_another_scale_are_left_out(report: Report, tmp_path: Path) -> N
 
 def test_without_finished_runs_all_cells_are_missing(report: Report) -> None:
     text = (report("name=table2").path / "report.md").read_text()
-    assert "0 of 96 figures are there." in text
+    assert "0 of 96 figures are filled in." in text
     assert "sparsepipe -m experiment=table2" in text
 
 

@@ -88,7 +88,7 @@ def test_runs_with_one_seed_are_noted() -> None:
     ("more", "note"),
     [
         ({"machine_cores": 2}, "no speedup: 4 ranks share 2 cores"),
-        ({"machine_cores": None}, "whose number is not recorded"),
+        ({"machine_cores": None}, "the number of CPU cores of 4 ranks is not recorded"),
     ],
 )
 def test_ranks_that_share_cores_give_no_speedup(more: dict[str, Any], note: str) -> None:
@@ -129,7 +129,7 @@ def test_ranks_on_devices_of_their_own_give_one(more: dict[str, Any]) -> None:
         (4, 4, 1, "no speedup: 4 ranks compute on 4 cores in all, D-1 alone on 4"),
         (8, 8, 1, "no speedup: 4 ranks compute on 4 cores in all, D-1 alone on 8"),
         (16, 16, 4, "no speedup: 4 ranks compute on 16 cores in all, D-1 alone on 16"),
-        (4, None, None, "no speedup can be given: on how many cores was computed is not recorded"),
+        (4, None, None, "no speedup can be given: the number of cores in use is not recorded"),
     ],
 )
 def test_ranks_on_no_more_cores_than_one_device_give_none(

@@ -27,7 +27,7 @@ def test_table1_names_what_its_means_are_of(key: str, other: Any, seed: int) -> 
     assert value(block, "tflops", *place) == pytest.approx(0.2)
     words = "all have seed 0 and differ" if seed == 0 else "differ"
     assert block.notes == (
-        f"Xeon, measured here, 2 threads: runs a, b {words} in {key}: the mean is of all",
+        f"Xeon, measured here, 2 threads: runs a, b {words} in {key}: the mean is over all",
     )
 
 

@@ -137,7 +137,7 @@ def test_words_and_bounds_are_distinguished_from_figures(tmp_path: Path) -> None
     dense = fitting("dense", 32, batch=4, refused_batch=None, limited_by="most")
     rows = [training("sparse", 32), training("sparse", 32, ranks=4), dense]
     write_report(tmp_path, "Some", [(CHAPTERS["table2"], rows)])
-    told = "figures are there, 3 of them in words or as a bound."  # no speedup; both rows of dense
+    told = "figures are filled in, 3 of them in words or as a bound."
     with (tmp_path / "table2.csv").open(encoding="utf-8") as stream:
         ours = [row["ours"] for row in csv.DictReader(stream) if row["status"] == "there"]
     assert sorted(each for each in ours if not re.fullmatch(r"[\d.]+", each)) == [
@@ -146,7 +146,7 @@ def test_words_and_bounds_are_distinguished_from_figures(tmp_path: Path) -> None
     for name in ("report.md", "report.html"):
         assert f"{len(ours)} of 96 {told}" in (tmp_path / name).read_text(encoding="utf-8")
     write_report(tmp_path, "Some", [(CHAPTERS["table2"], rows[:1])])
-    assert "figures are there." in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "figures are filled in." in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("file", ["report.md", "report.html"])
@@ -163,7 +163,7 @@ def test_each_chapter_says_whose_figures_it_has(
 ) -> None:
     write_report(tmp_path, "Some", [(CHAPTERS[name], []) for name in names])
     text = " ".join(html.unescape((tmp_path / file).read_text(encoding="utf-8")).split())
-    begin = 'olumns "paper" have what is printed in: '
+    begin = 'olumns "paper" show values printed in: '
     start, *others = text.split(begin)[1:]
     assert start.startswith(f"{general}. ")
     assert [other.startswith(f"{CITATION_OF_DEPTH}.") for other in others] == [True] * of_depth

@@ -192,8 +192,12 @@ def test_the_table_names_the_best_by_the_objective_and_the_search_its_run(
 @pytest.mark.parametrize(
     ("objective", "direction", "doubt"),
     [
-        ("val/accuracy", "minimize", "the smallest val/accuracy: hydra.sweeper.direction=maximize"),
-        ("val/loss", "maximize", "the largest val/loss: hydra.sweeper.direction=minimize"),
+        (
+            "val/accuracy",
+            "minimize",
+            "the smallest val/accuracy; set hydra.sweeper.direction=maximize",
+        ),
+        ("val/loss", "maximize", "the largest val/loss; set hydra.sweeper.direction=minimize"),
         ("val/loss", "minimize", None),
         ("val/accuracy", None, None),
         (None, "minimize", None),

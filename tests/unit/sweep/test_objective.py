@@ -53,7 +53,7 @@ def test_without_an_objective_it_is_no_number(run: Path) -> None:
 
 @pytest.mark.parametrize("objective", ["test/acuracy", "kind", "done", "none"])
 def test_what_is_no_figure_is_refused(run: Path, objective: str) -> None:
-    with pytest.raises(ConfigError, match=f"objective={objective} is no figure") as refused:
+    with pytest.raises(ConfigError, match=f"objective={objective} is not a number") as refused:
         objective_value(run, objective)
     if objective == "test/acuracy":
         assert "(nearest: 'test/accuracy')" in refused.value.message
@@ -94,7 +94,7 @@ def test_a_job_leaves_its_value(swept: Callable[..., JobRecord]) -> None:
 def test_a_job_without_its_value_has_failed_and_its_run_is_done(
     swept: Callable[..., JobRecord], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="objective=botleneck_s is no figure"):
+    with pytest.raises(ConfigError, match="objective=botleneck_s is not a number"):
         swept(*PLANS, "objective=botleneck_s")
     (record,) = records_of(tmp_path / "sweep")
     assert (record.status, record.run, record.value, record.exit_code) == ("failed", None, None, 2)

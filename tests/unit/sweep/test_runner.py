@@ -237,7 +237,7 @@ def test_nobody_reads_what_a_sweep_says(shell: Shell) -> None:
     sweep.stdout = None
     ended = shell.wait(sweep, timeout_s=400)
     assert ended.code == 0, ended.err
-    assert "standard output is gone, the sweep goes on" in ended.err
+    assert "standard output is gone, but the sweep goes on" in ended.err
     (place,) = shell.cwd.glob("outputs/tiny/sweeps/*")
     assert [one.status for one in records_of(place)] == ["finished"]
 
