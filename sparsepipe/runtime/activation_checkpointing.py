@@ -184,4 +184,4 @@ class _SharedCoordinates(NamedTuple):
 
 
 _levels: WeakKeyDictionary[CoordinateCache, _SharedCoordinates] = WeakKeyDictionary()
-"""What spans share whose inputs have the same coordinates, by the coordinates' cache."""
+"""By cache, the coordinates that all spans share whose inputs are on the same sites."""

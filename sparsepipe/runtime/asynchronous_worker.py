@@ -36,8 +36,8 @@ class Segment:
 
     Attributes:
         minibatches: number of minibatches in the segment, on all ranks of a stage together.
-        version_of_forward: updates before the forward of each minibatch of this rank.
-        version_of_backward: likewise, the version of the weights that its backward used.
+        version_of_forward: by minibatch of this rank, the weight version of its forward.
+        version_of_backward: the same for its backward.
         peak_versions: largest number of weight sets in use at a time.
     """
 
@@ -48,7 +48,7 @@ class Segment:
 
 
 class AsynchronousWorker(StageWorker[Events]):
-    """Runs one rank's share of every minibatch.
+    """Runs one rank's share of every minibatch of an asynchronous pipeline.
 
     Args:
         weights: the weights of the rank's stage; None: the worker only evaluates.

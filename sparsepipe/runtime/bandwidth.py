@@ -60,7 +60,7 @@ class TimingBudget:
 
 
 class Benchmark:
-    """Runs measurements one after another on all ranks, which create it at the same time.
+    """Runs measurements one after another on all ranks; each creates one at the same time.
 
     Tensors are sent from ``device``, by default the host; with ``direct``, between CUDA devices
     over NCCL.
@@ -177,7 +177,7 @@ class _Pair:
         )
 
     def time(self, source: int, size_bytes: int, *, both_ways: bool) -> list[MessageTime]:
-        """Times messages; only ``source`` returns a result, and none for 0 bytes, the latency."""
+        """Times a message; ``source`` returns the time, or keeps that of 0 bytes as the latency."""
         if self._other < 0:
             return []
         leads = self._me == source
@@ -256,7 +256,7 @@ class ReductionTime:
 
 
 def groups_of(hosts: Sequence[int]) -> list[tuple[int, ...]]:
-    """Groups of ranks, given each rank's host number: all ranks, and those of each larger host."""
+    """All ranks, and the ranks of each host that has several, given each rank's host number."""
     everyone = tuple(range(len(hosts)))
     inside = [tuple(r for r in everyone if hosts[r] == host) for host in sorted({*hosts})]
     return list(dict.fromkeys([everyone, *(ranks for ranks in inside if len(ranks) > 1)]))
@@ -267,7 +267,7 @@ def time_reductions(
 ) -> list[ReductionTime]:
     """Times of float32 sums in the groups whose first rank this is; a collective of all ranks.
 
-    Groups sum one after another. Sizes are rounded down to a multiple of 4, but not below 4.
+    Groups sum one after another. Sizes are rounded down to a multiple of 4 bytes, at least 4.
     """
     found: list[ReductionTime] = []
     hows: tuple[How, ...] = ("all_reduce", "replicas")

@@ -87,7 +87,7 @@ class MinibatchEvents(UpdateEvents, Protocol):
     """Callbacks that a worker of a synchronous pipeline calls."""
 
     def done(self, microbatches: Sequence[Microbatch]) -> None:
-        """Called when a minibatch has gone backward here, with this rank's parts in their order."""
+        """Called when a minibatch has gone backward here, with this rank's parts by number."""
 
 
 class StageMessages:
@@ -99,7 +99,7 @@ class StageMessages:
     Attributes:
         leads: whether this rank is the first of its grid, or has none.
         first: number that messages and errors about them give to the schedule's minibatch 0.
-        share: returns its argument's result, a message; only the first rank of a grid calls that.
+        share: returns the message that its argument makes, in a grid on the first rank alone.
     """
 
     def __init__(self, plan: Plan, network: Network, shared: SharedMessages | None) -> None:
@@ -269,7 +269,7 @@ class StageWorker(ABC, Generic[_Events]):
         return self._messages.share(opened).tree, None
 
     def _step_around(self, rest: Any) -> dict[str, Any]:
-        """The argument that runs the step around the last stage's layers; empty on other stages."""
+        """Keyword argument for the step around the last stage's layers; none on other stages."""
         if not self._last:
             return {}
         if self._first:

@@ -1,8 +1,8 @@
 """Batch norms where minibatches pass through them in microbatches.
 
-torch's normalise with the statistics of the batch that they are given, and update their running
-statistics with these. :class:`NormMode` says which batch counts where minibatches are cut;
-``deferred`` is torchgpipe's ``DeferredBatchNorm`` (Kim et al., 2020).
+torch's batch norms normalise with the statistics of their batch, and update running statistics with
+these. :class:`NormMode` says which batch that is where minibatches are cut; ``deferred`` is
+torchgpipe's ``DeferredBatchNorm`` (Kim et al., 2020).
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class _Gathering:
         return output
 
     def move(self, moments: Moments) -> None:
-        """Updates running statistics as torch does, but not with a single value: no variance."""
+        """Updates running statistics as torch does, unless a single value leaves no variance."""
         norm = self.norm
         if moments.count < 2:
             return

@@ -192,7 +192,7 @@ def run_with_restarts(start: Callable[[], None], *, max_restarts: int) -> None:
 def environment_variables(
     values: Mapping[str, str], *, restored: tuple[str, ...] = ()
 ) -> Iterator[None]:
-    """Sets environment variables while the block runs; then restores them and ``restored``."""
+    """Sets environment variables while the block runs; then restores these and ``restored``."""
     before = {name: os.environ.get(name) for name in (*values, *restored)}
     os.environ.update(values)
     try:

@@ -1,8 +1,7 @@
 """Cuts minibatches into microbatches along their samples.
 
-A batch is any tree of tensors: the samples of a tensor are its rows, those of a sparse tensor have
-its batch indices. Parts have the sizes of :func:`torch.tensor_split`: as even as possible, the
-larger ones first.
+A batch is any tree of tensors: a tensor has samples as rows, a sparse tensor by batch index. Parts
+have the sizes of :func:`torch.tensor_split`: as even as possible, the larger ones first.
 """
 
 from __future__ import annotations

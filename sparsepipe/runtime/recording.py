@@ -40,15 +40,13 @@ class Recorder:
         count: minibatches to record, counted over all ranks.
         finish: waits for a GPU's kernels after a computation has returned; None: there is no GPU.
         clock: returns monotonic time in seconds.
-        core_clock: returns the seconds that this thread has spent on a CPU; None: unknown.
+        core_clock: returns the seconds that this thread has spent on a CPU core; None: unknown.
 
     Attributes:
         spans: actions and other activities, in the order of their ends.
         begin_s: when the rank reached the first action of these minibatches; None: not yet.
-        end_s: when it reached the first forward after them, ``count`` minibatches later; None: not
-            yet.
-        without_core_s: seconds of computation in between that the thread did not spend on a CPU;
-            None: unknown.
+        end_s: when the rank reached the first forward after them; None: not yet.
+        without_core_s: seconds of computation in between without a CPU core; None: unknown.
     """
 
     rank: int

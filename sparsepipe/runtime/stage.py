@@ -89,8 +89,7 @@ class StageLayers:
 
     Args:
         module: module that parameter names refer to, such as the LightningModule or ``layers``.
-        first: number of the first entry.
-        last: number of the last entry.
+        first, last: numbers of the first and last entries.
         autocast: makes the context in which the layers run, such as one of mixed precision.
         randomness: seeds the random draws of each layer; None leaves the generators as they are.
         recomputed: spans of these entries, in order, that keep only their input in training and

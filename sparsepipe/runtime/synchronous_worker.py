@@ -41,7 +41,7 @@ class _OwnPart:
 
 
 class SynchronousWorker(StageWorker[MinibatchEvents]):
-    """Runs one rank's share of every minibatch.
+    """Runs one rank's share of every minibatch of a synchronous pipeline.
 
     A minibatch is what all ranks of stage 0 read in a round. Each cuts its batch into the
     microbatches that the schedule gives it. A microbatch's loss, a mean over its samples, is

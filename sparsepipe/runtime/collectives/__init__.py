@@ -1,1 +1,1 @@
-"""The process group, sums in a fixed order, and the agreement of replicas and of stops."""
+"""The process group, sums in a fixed order, averages of replicas, and agreement on stops."""

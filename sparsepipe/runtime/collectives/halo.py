@@ -1,7 +1,7 @@
-"""Messages between the shards of a sample: pieces go to the ranks that need them.
+"""Messages between ranks that share a sample: pieces of shards go to the ranks that need them.
 
 Every rank calls the same exchanges in the same order; who sends what is decided elsewhere
-(:mod:`sparsepipe.spatial.intervals`), so that both sides know all messages and none is announced.
+(:mod:`sparsepipe.spatial.intervals`), so that both sides know every message in advance.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sparsepipe.runtime.failures.missing_ranks import collective
 
 @dataclass(slots=True)
 class Pending:
-    """Messages under way, or a sum; what they bring is there after :meth:`wait`.
+    """Messages or a sum under way, for whose results :meth:`wait` waits.
 
-    ``what`` is their purpose, in errors, and ``device`` where results are wanted. Tensors in
-    ``sent`` must stay as they are until they have left.
+    ``what`` is their purpose, for errors, and ``device`` where results go. Tensors in ``sent`` must
+    not change until they have left.
     """
 
     group: ProcessGroup | None
@@ -36,7 +36,7 @@ class Pending:
     works: list[dist.Work]
 
     def wait(self) -> list[Tensor]:
-        """Tensors of the others, as expected; a TransportError where a rank is gone or silent."""
+        """Returns the received tensors or the sum; a TransportError if a rank is gone or silent."""
         if self.works:
             with collective(self.what, self.group):
                 for work in self.works:
@@ -57,15 +57,15 @@ def start_messages(
 ) -> Pending:
     """Begins to send tensors to ranks of ``group`` and to receive some from them.
 
-    Messages between two ranks arrive in the order in which they are given here. Those without an
-    element are not sent; both sides know of them.
+    Messages between two ranks arrive in the order in which they are given here. Messages without
+    elements are not sent, since both sides know them.
 
     Args:
         sends: ranks in the group, with the tensors for them.
         receives: ranks in the group, with the shapes of their tensors.
-        like: a tensor of the dtype and the device of all messages.
-        group: None for all ranks.
-        what: purpose, in errors.
+        like: a tensor with the dtype and the device of all messages.
+        group: process group; None: all ranks.
+        what: purpose of the messages, for errors.
     """
     staged = like.is_cuda and dist.get_backend(group) == "gloo"  # which sends from host memory only
     place: dict[str, Any] = {"device": "cpu", "pin_memory": True} if staged else {}
@@ -93,13 +93,13 @@ def start_messages(
 
 
 def rank_and_size(group: ProcessGroup | None) -> tuple[int, int]:
-    """This process's rank in a group, None for that of all ranks, and the group's size.
+    """This process's rank in ``group`` (None: the group of all ranks), and the group's size.
 
-    Raises a ConfigError without a process group, or where this process is not in it.
+    Raises a ConfigError if there is no process group, or if this process is not in it.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise ConfigError(
-            "a sample is to be cut over ranks, and no process group exists",
+            "cannot cut a sample over ranks: no process group exists",
             remedy="call torch.distributed.init_process_group first",
         )
     if dist.get_rank(group) < 0:
@@ -119,7 +119,7 @@ def add_up(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
 
 
 def start_adding_up(value: Tensor, group: ProcessGroup | None, *, what: str) -> Pending:
-    """As :func:`add_up`; the sum is what :meth:`Pending.wait` returns."""
+    """Starts what :func:`add_up` does; :meth:`Pending.wait` returns the sum, in a list."""
     result = value.detach().clone(memory_format=torch.contiguous_format)
     with collective(what, group):
         work = dist.all_reduce(result, group=group, async_op=True)
@@ -139,13 +139,13 @@ class _AddedUp(torch.autograd.Function):
 
 
 def added_up(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
-    """As :func:`add_up`, with its adjoint: the sum of the ranks' gradients."""
+    """Differentiable :func:`add_up`, whose backward adds up the ranks' gradients."""
     result: Tensor = _AddedUp.apply(value, group, what)  # type: ignore[no-untyped-call]
     return result
 
 
 def gather_rows(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
-    """``value`` of each rank of a group, stacked in the order of ranks."""
+    """The ``value`` of each rank of a group, stacked along a new first dimension in rank order."""
     own = value.detach().contiguous()
     theirs = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     with collective(what, group):
@@ -156,7 +156,7 @@ def gather_rows(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tens
 def gather_numbers(
     numbers: Sequence[int], group: ProcessGroup | None, *, device: torch.device, what: str
 ) -> list[tuple[int, ...]]:
-    """The integers of each rank of a group; all ranks give as many."""
+    """The integers of each rank of a group, in rank order; all ranks give equally many."""
     place = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
     own = torch.tensor(numbers, dtype=torch.int64, device=place)
     return [tuple(each.tolist()) for each in gather_rows(own, group, what=what)]

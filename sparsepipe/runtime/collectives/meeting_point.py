@@ -1,8 +1,8 @@
 """Where ranks meet: a store on one address, and the interface on which they listen for each other.
 
-Torch's own stores listen on all interfaces of a host, and gloo on whichever the host's name leads
-to. Neither asks who connects, so a run listens on the loopback where all of its ranks are on one
-host, and else only on the interface by which the address is reached that the launcher names.
+Torch's own stores listen on all interfaces of a host, and gloo on the one that the host's name
+resolves to. Neither checks who connects, so a run listens on the loopback if all of its ranks are
+on one host, and otherwise only on the interface that leads to the launcher's address.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def keep_store(
     clients: int | None = None,
     across_hosts: bool = False,
 ) -> TCPStore:
-    """A store that this process keeps, and that listens on ``address`` alone, one of this host's.
+    """Opens a store in this process that listens only on ``address``, which must be this host's.
 
-    Port 0 takes any that is free. The store waits for ``clients``, if any, and refuses an address
-    that hosts beside this one do not reach if it is ``across_hosts``.
+    Port 0 means any free port. If ``clients`` is given, waits until that many have connected. With
+    ``across_hosts``, refuses an address that other hosts cannot reach.
     """
     # Processes that only start others import this file without torch.
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -45,17 +45,17 @@ def keep_store(
     family, bound = _resolved(address)
     if across_hosts and ip_address(bound).is_loopback:
         raise ConfigError(
-            f"{address} is {bound} on this host, which other hosts do not reach",
-            remedy="name this host by the address that the others know (`ip address` lists them): "
-            "its own name may lead to the loopback by /etc/hosts",
+            f"{address} resolves to {bound} on this host, which other hosts cannot reach",
+            remedy="give an address of this host that the others can reach (`ip address` lists "
+            "them); /etc/hosts may resolve its own name to the loopback",
         )
     try:
-        # Without SO_REUSEPORT, by which another process could take a share of the connections.
+        # Without SO_REUSEPORT, with which another process could take a share of the connections.
         listener = socket.create_server((bound, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ConfigError(
             f"ranks cannot meet at {address}, port {port}: {error.strerror}",
-            remedy="name an address of this host (`ip address` lists them) and a port that is free",
+            remedy="give an address of this host (`ip address` lists them) and a free port",
         ) from error
     bound, port = listener.getsockname()[:2]
     return TCPStore(
@@ -70,10 +70,10 @@ def keep_store(
 
 
 def choose_interfaces(master: str, *, one_host: bool) -> None:
-    """Sets the variables by which gloo and NCCL choose the interface, where nobody has set them.
+    """Sets the environment variables that choose gloo's and NCCL's interface, if they are not set.
 
-    Raises a ConfigError if only this host reaches ``master``, at which the ranks of several hosts
-    meet, or no interface leads to it.
+    Raises a ConfigError if only this host can reach ``master``, the address at which ranks of
+    several hosts meet, or if no interface leads to it.
     """
     missing = [name for name in INTERFACE_VARIABLES if not os.environ.get(name)]
     if not missing:
@@ -81,12 +81,12 @@ def choose_interfaces(master: str, *, one_host: bool) -> None:
     own = LOOPBACK
     if not one_host:
         family, address = _resolved(master)
-        # One that is given as the loopback is for agents of one host that play several.
+        # An explicit loopback address is for agents of one host that play several.
         given = master.startswith("127.") or master in ("::1", "localhost")
         if ip_address(address).is_loopback and not given:
             raise ConfigError(
-                f"{master}, where ranks meet, is {address} on this host, so that others would not "
-                "reach its ranks",
+                f"{master}, where ranks meet, resolves to {address} on this host, so that other "
+                "hosts cannot reach its ranks",
                 remedy="give the launcher an address instead of the name, or set "
                 "GLOO_SOCKET_IFNAME to the interface of the network between the hosts",
             )
@@ -101,16 +101,16 @@ def choose_interfaces(master: str, *, one_host: bool) -> None:
     if not found:
         raise ConfigError(
             f"no interface of this host leads to {LOOPBACK if one_host else master}",
-            remedy=f"set {' and '.join(missing)} to the interface by which the ranks reach each "
-            "other (`ip address` lists them)",
+            remedy=f"set {' and '.join(missing)} to the interface through which the ranks reach "
+            "each other (`ip address` lists them)",
         )
     for name in missing:
-        # NCCL would take a name for the beginning of one.
+        # Without the equals sign, NCCL would match all names that begin so.
         os.environ[name] = f"={found}" if name.startswith("NCCL") else found
 
 
 def on_one_host(variables: Mapping[str, str]) -> bool:
-    """Whether all ranks are on this host, by the variables that a launcher sets."""
+    """Whether all ranks are on this host, according to the variables that a launcher sets."""
     local = variables.get("LOCAL_WORLD_SIZE")
     if local is not None:
         return local == variables.get("WORLD_SIZE")
@@ -118,12 +118,12 @@ def on_one_host(variables: Mapping[str, str]) -> bool:
 
 
 def _resolved(address: str) -> tuple[socket.AddressFamily, str]:
-    """The first address of a name, of IPv4 where it has one."""
+    """Address family and first address of a host name; IPv4 if it has such an address."""
     try:
         found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(
-            f"{address}, where ranks are to meet, is not known on this host: {error.strerror}",
+            f"{address}, where ranks meet, cannot be resolved on this host: {error.strerror}",
             remedy="give the launcher an address instead of the name, or enter it in /etc/hosts",
         ) from error
     family, *_, place = min(found, key=lambda each: each[0] != socket.AF_INET)

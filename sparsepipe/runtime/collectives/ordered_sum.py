@@ -1,8 +1,8 @@
 """Sums over ranks in a fixed order, whatever the number of elements and the network.
 
 An ``all_reduce`` adds in a ring: which rank's addend comes first differs from element to element,
-and float32 sums of three or more differ with it. Here elements are added in the order of the ranks,
-in one of two ways (``sparsepipe.schedule.communication``): all ranks get one process's bits.
+and float32 sums of three or more differ with it. Here all elements are added in the order of the
+ranks, in one of two ways (``sparsepipe.schedule.communication``), as in a single process.
 """
 
 from __future__ import annotations
@@ -29,29 +29,30 @@ from sparsepipe.schedule.communication import CHUNK_BYTES, Way, way_of
 Act = Literal["expect", "take", "send"]
 
 _ROOM = 4
-"""Partial sums that may be on their way to a rank, or lie there before it has added them. With one,
-a link rests while its receiver adds a chunk and posts the next receive; more let a rank be late by
-as many chunks. At 125 MB/s one to eight were all as good, 576 to 598 ms for 64 MiB
+"""Chunks of partial sums that may be on their way to a rank or wait there to be added. With one, a
+link rests while its receiver adds a chunk and posts the next receive; more let a rank be late by as
+many chunks. At 125 MB/s one to eight were equally good, 576 to 598 ms for 64 MiB
 (benchmarks/ordered_sum.py --only link --room)."""
 _LEAST_S = 0.001
-"""The shortest limit of a wait; a limit of 0 would mean for ever."""
+"""Shortest time limit of a wait, in seconds; gloo takes 0 as no limit."""
 _SUM, _NEVER = 0, 1
-"""Tags of messages: one of sums, and one with which nothing is ever sent."""
+"""Tags of messages: one for sums, and one with which nothing is ever sent."""
 _CLOSED = "Application timeout caused pair closure"
-"""Gloo's error on one lane where the other has reached its limit, or has broken off."""
+"""Gloo's error on one lane after the other reached its time limit or broke off."""
 
 
 class OrderedSum:
     """A vector that is summed over a group's ranks, in their order.
 
-    Where it lies on a CUDA device, a group over gloo sums a copy in pinned host memory, in either
-    way; one over NCCL sums on the devices, and directly, whatever ``way`` says.
+    If it lies on a CUDA device, a gloo group sums a copy in pinned host memory, in either way; an
+    NCCL group sums on the devices, always directly.
 
     Args:
-        device: where :attr:`values` lie; gloo is given host memory.
-        way: how; None: as is best for the ranks' hosts and the length.
-        chunk: elements that go through a chain together; None: as many as make a good size.
-        room: partial sums that may lie at a rank of a chain; None: as many as are of use.
+        length: number of elements.
+        device: where :attr:`values` lie.
+        way: how to sum over gloo; None: the better way for the ranks' hosts and the length.
+        chunk: elements that go through a chain together; None: as many as make 1 MiB.
+        room: chunks of partial sums that may wait at a rank of a chain; None: 4.
     """
 
     def __init__(
@@ -79,14 +80,14 @@ class OrderedSum:
         self.values = sent[:length]
 
     def reduce(self) -> None:
-        """Replaces :attr:`values` by their sum; a collective."""
+        """Replaces :attr:`values` with their sum over the ranks; a collective."""
         if self._wire is not self._sent:
             self._wire.copy_(self._sent)
         if self._sum is None:  # chosen at the first sum, in which all ranks take part
             self._sum = self._add_directly
-            # NCCL would need sends and receives in one call: those of one communicator that are
-            # begun one by one go one after another, and ranks that begin them in unlike order wait
-            # for ever.
+            # NCCL would need sends and receives in one call: with one communicator, those that
+            # begin one by one run one after another, and ranks that begin them in different orders
+            # wait for ever.
             if self._ranks > 1 and self._over_gloo:
                 vector = self._wire[: len(self.values)]
                 mine = torch.tensor([_host_number()], dtype=torch.int64)
@@ -101,9 +102,9 @@ class OrderedSum:
             self._sent.copy_(self._wire)
 
     def _add_directly(self) -> None:
-        """Each rank adds one part of the vector and hands it to the others.
+        """Sums directly: each rank adds up one part of the vector and sends it to the others.
 
-        That moves the same number of bytes as a ring, 2 (n - 1) / n of the vector a rank.
+        This moves as many bytes as a ring, 2 (n - 1) / n of the vector per rank.
         """
         if self._parts is None:
             self._parts = torch.empty_like(self._wire)
@@ -111,14 +112,14 @@ class OrderedSum:
         first, *others = self._parts.chunk(self._ranks)
         for other in others:
             first += other
-        # Not by an all_gather, over which gloo took longer for the same bytes (2 ranks, loopback).
+        # Not with all_gather, in which gloo took longer for the same bytes (2 ranks, loopback).
         for other in others:
             other.copy_(first)
         dist.all_to_all_single(self._wire, self._parts, group=self._group)
 
 
 def _host_number() -> int:
-    """The same in all processes between which no link lies: of one machine and network."""
+    """A number that processes share if they are on the same machine and network namespace."""
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         text = f"{machine} {os.stat('/proc/thread-self/ns/net').st_ino}"
@@ -132,8 +133,9 @@ class LaneStep:
     """One step of a lane.
 
     Attributes:
-        act: ``expect``: from now on the chunk may come. ``take``: waits for it. ``send``: begins
-            to send it, and waits for nothing.
+        act: ``expect`` begins to receive the chunk, ``take`` waits for it, ``send`` begins to send
+            it; only ``take`` waits.
+        chunk: number of the chunk.
     """
 
     act: Act
@@ -147,8 +149,8 @@ class Lane:
     Attributes:
         source: place of the rank that they come from; None: they begin here.
         target: place of the rank that they go to; None: they end here.
-        adds: what is taken is a partial sum, to which this rank's addend is added.
-        steps: in this order.
+        adds: whether they are partial sums, to which this rank adds its addend.
+        steps: the steps, in their order.
     """
 
     source: int | None
@@ -158,23 +160,23 @@ class Lane:
 
 
 def lanes(place: int, *, ranks: int, chunks: int, room: int) -> tuple[Lane, Lane]:
-    """The lanes of a rank of a chain: up, and down. It follows both at once.
+    """The lanes of a rank of a chain, up and down, which it follows at the same time.
 
-    Partial sums go up, from the first rank to the last, each of which adds its own addend; sums go
+    Partial sums go up from the first rank to the last, each of which adds its own addend; sums go
     down again. So two neighbours send each other the vector once, both ways at the same time, and
-    no more crosses the link between two hosts whose ranks follow one another.
+    no more crosses the link between two hosts if the ranks of each are neighbours.
 
-    Nobody waits for ever. Say that chunk c makes its q-th of 2 (``ranks`` - 1) hops at the time
-    2 c + q. What must come before has an earlier time: the chunk's hop before; chunk c - 1 by the
-    same hop, and by the next one, 2 (c - 1) + q + 1, since the receiver sends it on first; and
-    chunk c - ``room`` by the same hop, which made room. So of all hops that are still to be made
-    the earliest waits for nothing, also if sends lasted until the chunk has gone.
+    No rank waits for ever. Say that chunk c makes its q-th of 2 (``ranks`` - 1) hops at the time
+    2 c + q. What must come before has an earlier time: the chunk's previous hop; the same hop of
+    chunk c - 1, and its next one, at 2 (c - 1) + q + 1, since the receiver sends it on first; and
+    the same hop of chunk c - ``room``, which made room. So the earliest of all hops still to be
+    made waits for nothing, even if sends lasted until the chunk has gone.
 
     Args:
-        place: of the rank, from 0 at the bottom.
-        ranks: of the chain, at least 2.
-        chunks: of the vector.
-        room: partial sums that may lie at a rank before it adds them; at least 1.
+        place: place of the rank in the chain, from 0 at the bottom.
+        ranks: number of ranks in the chain; at least 2.
+        chunks: number of chunks of the vector.
+        room: chunks of partial sums that may wait at a rank to be added; at least 1.
     """
 
     def steps(room: int, *, takes: bool, sends: bool) -> Iterator[LaneStep]:
@@ -192,14 +194,14 @@ def lanes(place: int, *, ranks: int, chunks: int, room: int) -> tuple[Lane, Lane
     above = place + 1 if place + 1 < ranks else None
     upward = tuple(steps(room, takes=below is not None, sends=True))
     up = Lane(source=below, target=below if above is None else above, adds=True, steps=upward)
-    # Sums take the place of this rank's addends, so all of them may come from the beginning on:
-    # none does before its partial sum, with the addend in it, has gone up.
+    # Sums replace this rank's addends, so all of them may be expected from the beginning: none
+    # comes before its partial sum, with the addend in it, has gone up.
     downward = steps(chunks, takes=True, sends=below is not None) if above is not None else ()
     return up, Lane(source=above, target=below, adds=False, steps=tuple(downward))
 
 
 class ChainSum:
-    """Sums a vector in host memory over a gloo group of two or more, in the order of ranks."""
+    """Sums a vector in host memory over the ranks of a gloo group, at least two, in their order."""
 
     def __init__(
         self,
@@ -216,7 +218,7 @@ class ChainSum:
         count = len(self._chunks)
         self._room = room or _ROOM
         self._up, self._down = lanes(place, ranks=ranks, chunks=count, room=self._room)
-        # The first rank adds nothing to anything.
+        # The first rank receives no partial sums.
         lying = min(self._room, count) if place else 0
         self._partial = [torch.empty_like(self._chunks[0]) for _ in range(lying)]
         self._present = torch.zeros(ranks, dtype=torch.uint8)
@@ -224,15 +226,15 @@ class ChainSum:
         self._failed: list[BaseException] = []
 
     def run(self) -> None:
-        """Replaces the vector by its sum; a collective.
+        """Replaces the vector with its sum; a collective.
 
-        It ends within the group's limit once all have come, for which that is the limit as well.
+        All ranks must come within the group's time limit; the sum then takes that long at most.
         """
-        # All meet first, so that all miss a rank that does not come, and not its neighbours alone.
+        # All meet first, so that all notice a rank that does not come, not only its neighbours.
         dist.all_to_all_single(torch.empty_like(self._present), self._present, group=self._group)
         deadline_s = time.monotonic() + group_limit_s(self._group)
         self._failed.clear()
-        # A thread for each way, since gloo cannot wait for whichever chunk comes first.
+        # A thread for each lane, since gloo cannot wait for whichever chunk comes first.
         other = threading.Thread(
             target=self._follow, args=(self._down, deadline_s), name="chain", daemon=True
         )
@@ -250,10 +252,10 @@ class ChainSum:
             raise next((e for e in self._failed if _CLOSED not in str(e)), self._failed[0])
 
     def _follow(self, lane: Lane, deadline_s: float) -> None:
-        """Does the steps of a lane; notes an error, and lets the other lane end.
+        """Performs the steps of a lane; an error is noted and also ends the other lane.
 
-        No rank waits for what it sends before it has taken all that is to come, and gloo needs no
-        thread of ours to send: a transfer begins whenever the other side expects the chunk.
+        No rank waits for its sends before it has taken all chunks that come. Gloo needs no thread
+        of ours to send: a transfer begins whenever the other side expects the chunk.
         """
         coming: dict[int, tuple[dist.Work | None, Tensor]] = {}
         sent: list[dist.Work | None] = []

@@ -31,56 +31,56 @@ from sparsepipe.runtime.failures.rank_reports import is_backend_error
 
 _Value = TypeVar("_Value")
 _FOREVER = timedelta(days=30)
-# A busy machine may be that slow. A launcher that is gone shows at once by a connection that
-# breaks; one that has not been made yet is tried for as long.
+# A busy machine may take that long. A connection breaks at once when the launcher is gone; one
+# that is not made yet is tried for as long.
 _STORE_LIMIT_S = 10.0
 _JOIN_STORE_LIMIT_S = 2.0
 _FAILED = "sparsepipe/failed"
 _stores: dict[tuple[str, str], Any] = {}  # kept, since other ranks may be waiting for them
 _joins = itertools.count()
 _numbers = [0]
-"""The rank of the process that was started as rank 0, which keeps the store."""
+"""The present rank of the process that was started as rank 0, which keeps the store."""
 ranks_per_sample = 1
-"""How many consecutive ranks share each sample, and so read the same batches; strategies set it."""
+"""Number of consecutive ranks that share samples and read the same batches; strategies set it."""
 _host_groups: list[dist.ProcessGroup] = []
-"""A group over gloo beside one over NCCL, so that hosts can agree without waiting for devices."""
+"""A gloo group in addition to an NCCL one, so that hosts agree without waiting for devices."""
 
 
 def started_externally() -> bool:
-    """Whether a launcher (``torchrun``, or our own) has made this process a rank."""
+    """Whether a launcher (``torchrun``, or our own) has started this process as a rank."""
     return "LOCAL_RANK" in os.environ and "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def rank() -> int:
-    """This process's rank; 0 where it is alone."""
+    """This process's rank; 0 if it is alone."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank()
     return int(os.environ.get("RANK", "0")) if started_externally() else 0
 
 
 def local_rank() -> int:
-    """This process's rank on its host; 0 where it is alone."""
+    """This process's rank on its host; 0 if it is alone."""
     return int(os.environ.get("LOCAL_RANK", "0")) if started_externally() else 0
 
 
 def world_size() -> int:
-    """Number of ranks; 1 where this process is alone."""
+    """Number of ranks; 1 if this process is alone."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1")) if started_externally() else 1
 
 
 def reader() -> int:
-    """The number of this rank, or of the ranks with which it shares samples, among readers."""
+    """Number of this rank among readers; ranks that share samples have the same number."""
     return rank() // ranks_per_sample
 
 
 def assert_world_size(expected: int) -> None:
-    """Refuses, by a ConfigError, another number of ranks than the configuration's."""
+    """Raises a ConfigError if the number of ranks is not the configuration's."""
     actual = world_size()
     if actual != expected:
         raise ConfigError(
-            f"the configuration is for {expected} ranks, {actual} were started",
+            f"the configuration is for {expected} ranks, but {actual} were started",
             remedy=f"start {expected} ranks, or set parallel.devices (and parallel.num_nodes) "
             f"to make {actual}",
         )
@@ -90,7 +90,7 @@ def assert_world_size(expected: int) -> None:
 def leader_first(*, of_host: bool) -> Iterator[None]:
     """Lets rank 0, or the first rank of each host, end the block before the others leave it.
 
-    Without a limit: no group is joined yet, whose collectives have one.
+    The wait has no limit: limits are those of a group, and none has been joined yet.
     """
     leads = local_rank() == 0 if of_host else rank() == 0
     key = f"sparsepipe/{os.environ.get('GROUP_RANK', '0') if of_host else 'all'}/done"
@@ -103,9 +103,9 @@ def leader_first(*, of_host: bool) -> Iterator[None]:
 
 
 def other_rank_failed(*, announced: bool) -> bool:
-    """Whether another rank has announced before that it failed, as far as the store answers.
+    """Whether another rank has announced that it failed; False if no store answers.
 
-    With ``announced`` this rank announces it as well.
+    With ``announced``, this rank announces that it failed too.
     """
     add = [partial(store.add, _FAILED, int(announced)) for store in _stores.values()]
     found = [call_within(_STORE_LIMIT_S, each) for each in add]
@@ -113,10 +113,10 @@ def other_rank_failed(*, announced: bool) -> bool:
 
 
 def first_to_report(text: str) -> bool:
-    """Whether this rank is to report an error that every rank may find before they have joined.
+    """Whether this rank should report error ``text``, which every rank may find before it joins.
 
-    The first one does: a launcher ends all ranks when one has ended. Without a launcher that keeps
-    the store, rank 0 does.
+    The first rank to ask should, since a launcher ends all ranks when one has ended. Without a
+    launcher that keeps the store, rank 0 should.
     """
     if store_rank() is not None:
         return rank() == 0
@@ -128,9 +128,9 @@ def first_to_report(text: str) -> bool:
 def join(backend: str, *, timeout_s: float, device: torch.device | None = None) -> None:
     """Joins the group that the launcher's environment variables describe.
 
-    Every collective afterwards ends within ``timeout_s`` or raises. The addresses that ranks leave
-    for each other are kept apart by attempt and by join: the elastic agent restarts ranks on the
-    store of the first attempt, where gloo would find addresses of the dead.
+    Every collective afterwards ends within ``timeout_s`` or raises. Each attempt and each join has
+    keys of its own for the addresses that ranks leave for each other: the elastic agent restarts
+    ranks with the store of the first attempt, where gloo would find addresses of dead ranks.
 
     Raises:
         TransportError: not all ranks came within ``timeout_s``.
@@ -165,9 +165,9 @@ def join(backend: str, *, timeout_s: float, device: torch.device | None = None) 
             )
         me, keeper = rank_name(mine), store_rank()
         who = "the launcher" if keeper is None else rank_name(keeper)
-        reason = f"{who}, at which all ranks join, did not answer {me}"
+        reason = f"{who}, which keeps the store that all ranks join, did not answer {me}"
         if missing:
-            reason = f"{' and '.join(map(rank_name, missing))} did not come to join {me}"
+            reason = f"{' and '.join(map(rank_name, missing))} did not join {me}"
         elif missing is not None or keeper == mine:
             reason = f"not all of {count} ranks connected to {me}"
         message = f"{reason} within {timeout_s:g} s ({str(error).splitlines()[0]})"
@@ -175,13 +175,13 @@ def join(backend: str, *, timeout_s: float, device: torch.device | None = None) 
 
 
 def _attempt_store(timeout: timedelta) -> Any:
-    """The store of the ranks of this attempt, which the launcher or rank 0 keeps."""
+    """The store of this attempt's ranks, which the launcher or rank 0 keeps."""
     place = address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     if place not in _stores:
         one_host = on_one_host(os.environ)
         choose_interfaces(address, one_host=one_host)
         count, number = int(os.environ["WORLD_SIZE"]), int(port)
-        # As torch's own ``env://`` makes it, but for where it listens.
+        # As torch's own ``env://`` makes it, except for where it listens.
         if store_rank() is None or os.environ["RANK"] != "0":
             store = TCPStore(address, number, count, False, timeout)
         else:
@@ -199,7 +199,7 @@ def store_rank() -> int | None:
 
 
 def renumber(numbers: Sequence[int]) -> None:
-    """Leaves the group, to join the next one under other numbers, one a rank; a collective."""
+    """Leaves the group, to join the next one as rank ``numbers[rank()]``; a collective."""
     with collective("renumbering the ranks", host_group()):
         dist.barrier(group=host_group())
     mine = numbers[rank()]
@@ -216,15 +216,15 @@ def leave() -> None:
 
 
 def host_group() -> dist.ProcessGroup | None:
-    """The group over gloo for values on the host; None: the default group, which is over gloo."""
+    """The gloo group for values on the host; None: the default group, which uses gloo itself."""
     return _host_groups[0] if _host_groups else None
 
 
 def make_stage_group(stages: Iterable[Iterable[int]], *, backend: str, timeout_s: float) -> Any:
-    """Makes a group for each stage of several ranks, for which every rank must call it.
+    """Makes a group for each stage of several ranks; every rank must call it.
 
-    Returns this rank's group, or None where its stage has no replicas. Raises a TransportError
-    where a rank does not take part within ``timeout_s``, the limit of all collectives.
+    Returns this rank's group, or None if its stage has no replicas. Raises a TransportError if a
+    rank does not take part within ``timeout_s``, which also limits the group's collectives.
     """
     mine = None
     for ranks in map(list, stages):
@@ -242,7 +242,7 @@ def destroy_group(made: Any) -> None:
 def broadcast_object(
     value: _Value, *, source: int = 0, what: str = "broadcasting a value of rank 0"
 ) -> _Value:
-    """The ``value`` of rank ``source``, on every rank; see :mod:`.safe_pickle`."""
+    """Returns rank ``source``'s ``value`` on every rank, sent with :mod:`.safe_pickle`."""
     if world_size() == 1:
         return value
     group, is_source = host_group(), rank() == source
@@ -258,9 +258,9 @@ def broadcast_object(
 def gather_objects(
     value: _Value, *, what: str = "gathering a value of each rank", everywhere: bool = True
 ) -> list[_Value]:
-    """All ranks' values, in rank order, without those that are None; see :mod:`.safe_pickle`.
+    """Returns all ranks' values in rank order, leaving out None; sent with :mod:`.safe_pickle`.
 
-    On every rank if ``everywhere``, else on rank 0 only, and nothing on the others.
+    Unless ``everywhere``, ranks other than 0 get an empty list.
     """
     found: list[_Value] = [value]
     if world_size() > 1:
@@ -292,7 +292,7 @@ def _packed(value: Any, what: str) -> Tensor:
 
 
 def highest(number: int) -> int:
-    """The highest of the ranks' numbers; a collective among the hosts."""
+    """The highest ``number`` of all ranks; a collective, over host memory."""
     if world_size() == 1 or not dist.is_initialized():
         return number
     value = torch.tensor([number], dtype=torch.int32)
@@ -302,7 +302,7 @@ def highest(number: int) -> int:
 
 
 def average_(tensors: Iterable[Tensor]) -> None:
-    """Replaces floating-point tensors by their mean over the ranks, in place, in one message."""
+    """Replaces floating-point tensors with their mean over the ranks, in place, in one message."""
     if world_size() == 1 or not dist.is_initialized():
         return
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
@@ -319,7 +319,7 @@ def average_(tensors: Iterable[Tensor]) -> None:
 
 @torch.no_grad()
 def broadcast_tensors_(tensors: Iterable[Tensor], *, source: int) -> None:
-    """Overwrites tensors by those of rank ``source``; all ranks give as many, of equal shapes."""
+    """Overwrites tensors with those of rank ``source``; all ranks give the same shapes."""
     if world_size() == 1:
         return
     with collective("broadcasting the module's tensors", host_group()):

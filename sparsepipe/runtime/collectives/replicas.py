@@ -1,6 +1,6 @@
 """Collectives of the replicas of a stage: gradients once a round, statistics at drains.
 
-No wrapper around the module: rounds are the schedule's, and one message carries everything.
+There is no wrapper around the module: the schedule sets rounds, and one message carries everything.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ class Replicas:
     with the bits of one process that averages the same gradients.
 
     Args:
-        group: group of the replicas; None for a stage without, where gradients stay as they are.
-        parameters: parameters of the stage by name, in the same order on all.
-        grid: they are the ranks of a grid instead, each of which has a part of every gradient;
-            their statistics are those of whole samples, and equal.
+        group: group of the replicas; None: the stage has none, and gradients stay as they are.
+        parameters: parameters of the stage by name, in the same order on all replicas.
+        grid: whether these are the ranks of a grid, each of which has a part of every gradient, and
+            the statistics of whole samples.
 
     Attributes:
-        first: number, in errors, of the first minibatch since the last drain.
+        count: number of replicas; 1 in a grid.
+        first: number, in errors, of the first minibatch since a drain; if synchronous, of this one.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Replicas:
         self.count = 1 if group is None or grid else dist.get_world_size(group)
         self._parameters = dict(parameters)
         sizes = [parameter.numel() for parameter in self._parameters.values()]
-        # Parts of the summed vector: gradients, which of them are present, minibatches.
+        # Parts of the summed vector: gradients, whether each is present, number of minibatches.
         self._sizes = [*sizes, len(sizes), 1]
         self._sum: OrderedSum | None = None
         self.first = 0
@@ -55,23 +56,22 @@ class Replicas:
         for name, parameter in self._parameters.items():
             if parameter.is_complex() and group is not None:
                 raise ConfigError(
-                    f"{name} is complex, and replicas average real gradients only",
+                    f"{name} is complex, but replicas average real gradients only",
                     remedy="store its real and imaginary part as two parameters, or give the "
                     "stage one device",
                 )
 
     def average(self, gradients: Gradients, *, minibatches: int = 1) -> dict[str, Tensor | None]:
-        """The mean gradient over the minibatches of a round, on a grid of its one minibatch; a
-        collective.
+        """Averages gradients over a round's minibatches; a grid adds up its parts. A collective.
 
-        A parameter has no gradient afterwards only if it has none on any replica; where it is
-        missing on some, it counts as zero there. Computed in float32, or float64 if a parameter is
-        of it. The result lies in memory that the next call overwrites.
+        A parameter's gradient is None only if it is None on all replicas; otherwise a missing one
+        counts as zero. Computed in float32, or in float64 if a parameter is float64. The result
+        lies in memory that the next call overwrites.
 
         Args:
             gradients: mean over this replica's minibatches, by name.
-            minibatches: number of those; 0 in a partial last round without one here, and
-                ``gradients`` is empty then.
+            minibatches: number of those; 0 in a partial last round without one here, where
+                ``gradients`` is empty.
         """
         if self._grid:
             assert minibatches == 1, "a grid takes part in every round"
@@ -124,7 +124,7 @@ class Replicas:
         }
 
     def gather(self, vector: Tensor) -> list[Tensor]:
-        """Every replica's vector, in their order; a collective. All have one length and dtype."""
+        """Every replica's ``vector``, all of one length and dtype, in their order; a collective."""
         if self._group is None or self._grid:
             return [vector]
         mine = vector.cpu() if self._over_gloo else vector
@@ -137,8 +137,8 @@ class Replicas:
     def average_statistics_(self, buffers: Iterable[Tensor]) -> None:
         """Makes buffers equal on all replicas, in place; a collective, for drains.
 
-        Floating-point ones become their mean, as the running statistics of batch norms do; of
-        integers, such as counts of batches, the largest is taken.
+        Floating-point buffers, such as the running statistics of batch norms, become their mean;
+        integers, such as counts of batches, the largest value.
         """
         if self._group is None or self._grid:
             return
@@ -148,7 +148,7 @@ class Replicas:
         whole = [b for b in every if not (b.is_floating_point() or b.is_complex())]
         with collective("averaging statistics at a drain", self._group):
             if real:
-                # In double precision a mean of equal float32 values is that value.
+                # In double precision, the mean of equal float32 values is that value.
                 values = torch.cat([buffer.reshape(-1).double() for buffer in real])
                 device = real[0].device
                 total = OrderedSum(
@@ -171,7 +171,7 @@ def _fill(buffers: list[Tensor], flat: Tensor) -> None:
 
 
 def _in_layout_of(parameter: nn.Parameter, slot: Tensor) -> Tensor:
-    """A flat slot as a tensor like ``parameter``, its memory layout too if that is dense."""
+    """A flat slot in the shape of ``parameter`` and, if that is dense, in its memory layout."""
     order = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
     if parameter.permute(order).is_contiguous():
         return slot.as_strided(parameter.shape, parameter.stride())

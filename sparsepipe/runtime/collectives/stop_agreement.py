@@ -1,4 +1,4 @@
-"""Agreement on a stop in the middle of an epoch: after the same step on all ranks.
+"""Agreement of all ranks on a stop in the middle of an epoch, after the same step.
 
 Ranks of a pipeline are never more than some steps apart. One that wants to stop proposes a step
 that no rank can have reached yet, in the store that all ranks share, and counts up the proposals
@@ -24,18 +24,18 @@ from sparsepipe.runtime.failures.missing_ranks import (
 
 _Value = TypeVar("_Value")
 _PROPOSALS = "sparsepipe/stop/proposals"
-_clients: list[StoreClient] = []  # at most one, of the group that this process has joined last
+_clients: list[StoreClient] = []  # at most one, for the group that this process joined last
 
 
 class StoreClient:
-    """Requests to the store at which the ranks joined, each with a limit, which stores have not."""
+    """Sends requests to the ranks' store, each with a time limit, which the store itself lacks."""
 
     def __init__(self, store: Any, *, limit_s: float) -> None:
         self.store = store
-        self.numbers = itertools.count()  # of the agreements
+        self.numbers = itertools.count()  # numbers of the agreements
         self._limit_s = limit_s
         self._requests: SimpleQueue[tuple[Callable[[Any], Any], SimpleQueue[Any]]] = SimpleQueue()
-        self.step: int | None = None  # after which the proposals were counted, for all agreements
+        self.step: int | None = None  # step of the last count of proposals, for all agreements
         self.proposals = 0
 
         def serve() -> None:
@@ -49,7 +49,7 @@ class StoreClient:
         threading.Thread(target=serve, name="store-client", daemon=True).start()
 
     def request(self, function: Callable[[Any], _Value]) -> _Value:
-        """The result of ``function`` of the store; a TransportError if that does not answer."""
+        """Returns ``function(store)``; raises a TransportError if the store does not answer."""
         answers: SimpleQueue[_Value | Exception] = SimpleQueue()
         self._requests.put((function, answers))
         try:
@@ -72,14 +72,14 @@ class StoreClient:
 
 
 class StopAgreement:
-    """Agrees on a step to stop after. Every rank must make as many of these, in one order.
+    """Agrees with all ranks on a step to stop after. All must make their agreements in one order.
 
     Args:
-        spread: steps that ranks can be apart at most.
+        spread: largest number of steps that ranks can be apart.
 
     Attributes:
-        agreed: step that has been agreed on, as far as this rank knows; None: none.
-        reason: given by the rank that has proposed the stop; 0 before they agree.
+        agreed: step that has been agreed on, as far as this rank knows; None: not yet.
+        reason: number given by the rank that proposed the stop; 0 before they agree.
     """
 
     def __init__(self, *, spread: int, client: StoreClient | None = None) -> None:
@@ -99,7 +99,7 @@ class StopAgreement:
     def reached(self, step: int, *, requested: bool, reason: int = 0) -> bool:
         """Whether to stop after ``step``; to be called by each rank after each of its steps.
 
-        ``requested``: this rank wants to stop, for a ``reason`` that the others learn (a signal).
+        ``requested``: whether this rank wants to stop; ``reason``: the signal, for other ranks.
         """
         client, key = self._client, self._key
         if client is None:
@@ -107,7 +107,7 @@ class StopAgreement:
             return requested
         found: bytes | None = None
         if self.agreed is None and requested:
-            last = step + 2 * self._spread + 2  # twice: the others look after a step
+            last = step + 2 * self._spread + 2  # twice the spread: the others look after a step
             proposal = f"{last} {reason}"
             found = client.request(lambda store: store.compare_set(key, "", proposal))
             client.request(lambda store: store.add(_PROPOSALS, 1))

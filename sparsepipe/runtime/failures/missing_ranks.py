@@ -103,9 +103,7 @@ def _collective_error(
     me = rank_name(mine)
     sign_roll()
     if is_cut_off():
-        return TransportError(
-            f"{me} is cut off from all other ranks during {what}", remedy=REMEDY_GONE
-        )
+        return TransportError(f"{me} is cut off from all others during {what}", remedy=REMEDY_GONE)
     absent = [rank for rank in ranks if rank != mine]
     deadline_s = time.monotonic() + _ROLL_CALL_S
     while len(absent) > 1 and time.monotonic() <= deadline_s:

@@ -30,7 +30,7 @@ _Report = dict[str, Any]
 
 
 class Stopped(BaseException):
-    """Raised when a signal stopped the ranks in good order: like ``KeyboardInterrupt``, no failure.
+    """Raised when a signal stopped the ranks in good order, which is not an error.
 
     Args:
         unresponsive: ranks that did not end in time.

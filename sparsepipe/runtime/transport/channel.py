@@ -59,9 +59,9 @@ class TransferMode(IntFlag):
     """How the tensors of a packet are received, written in its header."""
 
     POSTED = 1
-    """With receives that were posted beforehand."""
+    """Receives were posted beforehand."""
     AGAIN = 2
-    """After it, receives of the same sizes are posted beforehand."""
+    """Receives of the same sizes are posted before each following packet."""
 
 
 @dataclass(slots=True)
@@ -328,7 +328,7 @@ class BoundedQueue(Generic[_Item]):
             self._changed.notify_all()
 
     def wait_for_room(self, *, limit_s: float | None = None, room: int | None = None) -> None:
-        """Waits until the producer can put an item without waiting.
+        """Waits until an item can be put without waiting.
 
         Raises a TimeoutError after ``limit_s`` seconds. ``room`` is the number of items that the
         queue may hold, if fewer than its depth.
@@ -388,7 +388,7 @@ class BoundedQueue(Generic[_Item]):
 
 @dataclass(eq=False)
 class ChannelFailed(Exception):
-    """Raised in every wait of a rank after ``error`` ended one of its channels in ``minibatch``."""
+    """Raised in every wait of a rank after ``error`` ended a channel, in ``minibatch`` if known."""
 
     route: Route
     minibatch: int | None

@@ -299,7 +299,7 @@ class Network:
                     remedy="import the class where your script begins, so that every rank knows it",
                 )
             elif is_cut_off():
-                text = f"{me} is cut off from all other ranks; it {doing}"
+                text = f"{me} is cut off from all others; it {doing}"
                 error = TransportError(text, remedy=REMEDY_GONE)
             else:
                 during = f" during the {what}{which}" if which else ""

@@ -25,7 +25,7 @@ class Mode(StrEnum):
     STASH = "stash"
     """The backward uses the weights that the forward used (PipeDream's weight stashing)."""
     VERTICAL_SYNC = "vertical_sync"
-    """Likewise, but all stages use weights that include the gradients of the same minibatches."""
+    """Likewise, and all stages use weights that include the gradients of the same minibatches."""
     SPECTRAIN = "spectrain"
     """The forward uses a prediction of the weights that the minibatch's own update will change."""
     NONE = "none"
@@ -137,7 +137,7 @@ class Policy:
         """Called before code runs that is not the pipeline's."""
 
     def check_values(self) -> None:
-        """Called after such code: a ConfigError if it changed what minibatches in flight use."""
+        """Called after such code; a ConfigError if it changed weights of minibatches in flight."""
 
     def restart(self) -> None:
         self.version = 0

@@ -40,22 +40,20 @@ class Weights:
         parameters: the stage's parameters by name.
         mode: which weights a minibatch uses.
         optimizer: SpecTrain reads its momentum; None: nothing learns.
-        replicas: number of replicas of this stage: of minibatches that one update includes.
+        replicas: number of replicas of this stage, and so of minibatches per update.
         predict_backward: whether SpecTrain predicts for the backward too, after its paper's idea.
             The caller passes how far both predictions look ahead.
         watched: whether to compare values before and after code that is not the pipeline's.
 
     Attributes:
-        updating: context in which the parameters may change in place; at its end their version
-            grows by one.
+        updating: context in which the parameters may change in place, to the next version.
         keep_from: lets vertical sync free versions early: no later :meth:`begin` has a smaller
             ``included``; None: no :meth:`begin` follows before :meth:`restart`.
         note_values: to be called before code runs that is not the pipeline's.
         check_values: to be called after such code; raises a ConfigError if it changed a parameter
             that a minibatch in flight uses.
         memory: counts the sets of weights in use.
-        version_of_forward: by minibatch, the version that its forward used or, with SpecTrain, was
-            predicted from.
+        version_of_forward: by minibatch, the version that its forward used or predicted from.
         version_of_backward: the same for its backward.
     """
 

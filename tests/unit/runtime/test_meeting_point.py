@@ -40,8 +40,8 @@ def test_a_store_listens_on_its_address_alone() -> None:
     ("address", "across", "message"),
     [
         ("192.0.2.1", False, "ranks cannot meet at 192.0.2.1, port 0"),
-        ("localhost", True, "localhost is 127.0.0.1 on this host, which other hosts do not reach"),
-        ("no-such-host.invalid", False, "is not known on this host"),
+        ("localhost", True, "localhost resolves to 127.0.0.1 on this host, which other hosts"),
+        ("no-such-host.invalid", False, "cannot be resolved on this host"),
     ],
 )
 def test_an_address_that_cannot_be_used(address: str, across: bool, message: str) -> None:
@@ -87,7 +87,7 @@ def test_a_name_that_leads_to_the_loopback(monkeypatch: pytest.MonkeyPatch) -> N
     answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    with pytest.raises(ConfigError, match=r"server1.* is 127\.0\.1\.1 on this host"):
+    with pytest.raises(ConfigError, match=r"server1.* resolves to 127\.0\.1\.1 on this host"):
         choose_interfaces("server1", one_host=False)
 
 

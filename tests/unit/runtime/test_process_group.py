@@ -105,12 +105,12 @@ def test_ranks_that_do_not_join_are_named(comes: tuple[int, ...]) -> None:
     absent = [rank for rank in range(3) if rank not in comes]
     for rank, error in zip(comes, complaints(comes), strict=True):
         who = " and ".join(f"rank {other}" for other in absent)
-        assert error.message.startswith(f"{who} did not come to join rank {rank} within 2 s")
+        assert error.message.startswith(f"{who} did not join rank {rank} within 2 s")
 
 
 def test_without_a_launcher_all_join_at_rank_0(port: int) -> None:
     (error,) = complaints((1,), port)
-    assert error.message.startswith("rank 0, at which all ranks join, did not answer rank 1")
+    assert error.message.startswith("rank 0, which keeps the store that all ranks join, did not")
 
 
 @pytest.fixture
