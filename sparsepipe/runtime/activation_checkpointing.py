@@ -110,7 +110,7 @@ class RecomputedSpan:
         generators = self._generators()
         states = states_of(generators)
         yield
-        remedy = "leave that layer out of the layers to be recomputed"
+        remedy = "leave that layer out of the recomputed layers"
         changed = [(type(m).__name__, name) for m, name, t, v in buffers if t._version != v]
         refused, after = "", self._generators()
         if any(a._version != b for a, b in zip(kept, versions, strict=True)):
@@ -119,7 +119,7 @@ class RecomputedSpan:
         elif changed:
             refused = f"({changed[0][0]}) would change its buffer {changed[0][1]!r} in both runs"
         elif generators != after:
-            refused = "creates or replaces a random generator, and would draw differently again"
+            refused = "creates or replaces a random generator, and draws differently when run again"
             remedy = f"create generators in __init__ and keep them, or {remedy}"
         if refused:
             raise ConfigError(f"one of {self._layers} {refused}", remedy=remedy)

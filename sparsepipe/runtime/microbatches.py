@@ -125,7 +125,8 @@ def _cut(
     if isinstance(leaf, (*_SHARED, Tensor, np.ndarray)):
         return leaf
     raise ConfigError(
-        f"cannot cut a minibatch into microbatches: it holds a {type(leaf).__name__}",
+        f"cannot cut a minibatch into microbatches: it holds a {type(leaf).__name__}, "
+        "whose samples are unknown",
         remedy=f"{_REMEDY}; make a class of your own a node of the tree with "
         "torch.utils._pytree.register_pytree_node",
     )
