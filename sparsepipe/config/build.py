@@ -19,7 +19,7 @@ from sparsepipe.models.dsn import DomainSeparationNetwork
 
 
 def build_inventory(spec: RunSpec) -> Inventory:
-    """Builds the inventory of a configuration's hardware, of CPUs where it is emulated."""
+    """Builds the inventory of a configuration's hardware; emulated devices become CPUs."""
     target = spec.inventory_target
     inventory = inventory_seen_by_sweep(target) or target.build()
     if not isinstance(inventory, Inventory):

@@ -92,7 +92,7 @@ _EXTRAS = {
     "submitit_local": "slurm",
     "submitit_slurm": "slurm",
 }
-"""Extras of this package that install Hydra's launchers and sweepers."""
+"""Launchers and sweepers for Hydra, with the extras of this package that install them."""
 _PRINTED_WIDTH = (100, 24)  # columns and rows without a terminal
 STUDY = "paper"
 """Key of an experiment's file with settings of the papers' studies."""
@@ -134,7 +134,7 @@ def own_directories(arguments: Sequence[str]) -> list[Path]:
 def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Splits a command into options and overrides, which Hydra takes only after all options.
 
-    So ``sparsepipe data=shapes -m seed=0,1`` is a sweep, as it looks.
+    So ``sparsepipe data=shapes -m seed=0,1`` is the sweep that it seems to be.
     """
     overrides = [*get_args_parser().parse_intermixed_args(list(arguments)).overrides]
     return [word for word in arguments if word not in overrides], overrides
@@ -145,9 +145,9 @@ def admit(arguments: Sequence[str]) -> list[str]:
 
     Hydra refuses keys that the composed files leave out, even if the schema knows them; with the
     prefix ``++`` it accepts them, and :func:`check` decides. Paths that begin with ``~`` are
-    quoted, without which Hydra refuses them. A scale is replaced as :func:`in_place_of_scale` says.
-    A node given as a mapping (``optim.schedule={_target_: ...}``) replaces the composed one, where
-    Hydra would mix the keys of both.
+    quoted, as Hydra requires. A scale is replaced as :func:`in_place_of_scale` says. A node given
+    as a mapping (``optim.schedule={_target_: ...}``) replaces the composed one, where Hydra would
+    mix the keys of both.
     """
     admitted = []
     for item in map(_with_home_quoted, in_place_of_scale(arguments)):
@@ -349,7 +349,7 @@ def refuse_printing_task(spec: RunSpec) -> None:
     """Raises a ConfigError for a task that only prints, which cannot be a sweep's job."""
     if getattr(spec.task.locate(), "prints_only", False):
         raise ConfigError(
-            "every job of a sweep would print the same", remedy="give this task without -m"
+            "every job of a sweep would print the same text", remedy="give this task without -m"
         )
 
 

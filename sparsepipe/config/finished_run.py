@@ -38,7 +38,7 @@ from sparsepipe.utils.files import expanded
 log = logging.getLogger(__name__)
 
 RECORD = "sparsepipe"
-"""Key of a checkpoint below which it has the configuration of its training."""
+"""Key of a checkpoint that holds the configuration of its training."""
 CLASSES = "classes"
 """Name in ``task.allow`` for the classes and their order."""
 GROUPS = ("model", "data", "backend")
@@ -46,7 +46,7 @@ GROUPS = ("model", "data", "backend")
 _VALUES = ("representation", "seed")
 _PRECISION = "trainer.precision"
 FROM_RUN = "from_run"
-"""Key with the configuration file of the run that was given with ``--from``."""
+"""Key that names the configuration file of the run given with ``--from``."""
 NOT_REPLAYED = ("checkpoint", "data.cache_dir", "data.root", "input", "paths")
 """Keys and groups not among a run's recorded overrides; ``--from`` takes them from its values."""
 NOT_RECORDED = (*NOT_REPLAYED, "force", FROM_RUN, "hydra", "logger")
@@ -69,7 +69,7 @@ def replayed(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
     group that the command chooses replaces everything that the run had set in it.
 
     Args:
-        arguments: of the command line.
+        arguments: arguments of the command line.
         groups: names of all groups.
     """
     joined = f"{_FLAG}="
@@ -204,7 +204,7 @@ def training_of(source: str) -> Training | None:
     files = (path, *(run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")))
     if (file := next((each for each in files if each.is_file()), None)) is None:
         return None
-    from sparsepipe.utils.values_only import load_values  # torch, which is slow
+    from sparsepipe.utils.values_only import load_values  # slow: torch
 
     try:
         recorded = load_values(file, mmap=True)[RECORD]["config"]
@@ -215,8 +215,8 @@ def training_of(source: str) -> Training | None:
     for target in _targets(recorded):
         if not is_trusted(target):
             raise ConfigError(
-                f"{file} names {target} to build the model or the data, but a checkpoint may have "
-                "only callables of sparsepipe and torch called",
+                f"{file} names {target} to build the model or the data, but only callables of "
+                "sparsepipe and torch are called for a checkpoint",
                 remedy="evaluate the checkpoint in the directory of its run, whose config.yaml "
                 "may name such code",
             )

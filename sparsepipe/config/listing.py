@@ -76,7 +76,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A configuration group; a run chooses one of its options, or ``default``."""
+    """A configuration group: a line about it, and options of which a run has one."""
 
     name: str
     line: str = ""

@@ -172,7 +172,7 @@ class RunSpec(Config):
 
     @property
     def search(self) -> SearchChoice | None:
-        """Settings of the search for a plan; None without one, or if ``parallel.plan`` has one."""
+        """Settings of the search for a plan; None: no search, or ``parallel.plan`` gives a plan."""
         search, plan = self.parallel.search, self.parallel.plan
         if search is None or search.search is None:
             return None

@@ -246,7 +246,7 @@ class TrainerArguments:
 
     @property
     def batches_limit(self) -> int | None:
-        """Number of minibatches to which each reading rank's epoch is limited; None without one."""
+        """Most minibatches that a reading rank takes in an epoch; None unless set as a count."""
         limit = self.limit_train_batches
         return limit if isinstance(limit, int) and limit > 0 else None
 
@@ -285,7 +285,7 @@ class PaperStudy:
     depth: Annotated[int, Field(ge=1, le=1024)] | None = None  # stages, of paper/depth
     partition: Search | None = None  # parallel.search.search of pipelines of paper/schedule
     extent: Literal["smoke", "desk", "paper"] | None = None  # sizes of samples and networks
-    workers: Literal["one", "fewer", "most"] | None = None  # among those that share a network
+    workers: Literal["one", "fewer", "most"] | None = None  # number of workers that share a network
     training: DomainTraining | None = None  # of networks of several domains, in multi_dsn
 
 

@@ -21,7 +21,7 @@ from sparsepipe.utils.extensions import imported
 
 _PLAIN_BASES = ("ABC", "Protocol", "object")
 _MOST_STEPS = 20
-"""Most imports and base classes that :func:`names_in_source` follows."""
+"""Largest number of imports and base classes that :func:`names_in_source` follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class Target:
             ) from error
 
     def build_with(self, **offered: Any) -> Any:
-        """Like :meth:`build`, with those offered arguments that it takes and that are not set."""
+        """Like :meth:`build`, with offered arguments that the callable takes and that are unset."""
         target = self.parameters
         taken = {key: value for key, value in offered.items() if target.open or key in target.types}
         return self.build(**{k: v for k, v in taken.items() if k not in self.arguments})

@@ -64,7 +64,7 @@ class Station:
         port: its interface at the bridge.
         cable: the interface of this machine that leads to it.
         address: its address in the cluster.
-        control: its address when it reaches ``launcher``.
+        control: its address on the way to ``launcher``.
         launcher: address of the launching process, the same for all stations.
     """
 
@@ -212,7 +212,7 @@ def free_block(namespaces: Iterable[str]) -> int:
     if free := set(range(BLOCKS)) - taken:
         return min(free)
     raise HardwareError(
-        f"{len(taken)} emulated clusters run on this machine, which cannot have more",
+        f"{len(taken)} emulated clusters run on this machine, the most that it can have",
         remedy="wait until one of them has ended",
     )
 

@@ -1,4 +1,4 @@
-"""Asks this machine's kernel: commands of ``ip`` and ``tc``, processes, and namespaces."""
+"""Access to this machine's kernel: commands ``ip`` and ``tc``, processes, and namespaces."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def interfaces() -> list[str]:
 
 
 def owner_of(pid: int) -> Owner | None:
-    """A living process with its start time in kernel ticks; None: it has ended or is a zombie."""
+    """Finds a living process and its start time; None: it has ended or is a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

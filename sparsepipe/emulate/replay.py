@@ -22,12 +22,12 @@ from sparsepipe.profiling import LayerProfile
 _GRAIN_S = 0.001
 """Shorter pauses are added up, since the kernel's timer would dominate them."""
 _MOST_CREDIT_S = 0.1
-"""Most seconds of pauses that were too long for which the next ones make up."""
+"""Most seconds of excess time of earlier pauses that are deducted from later ones."""
 
 
 @dataclass(slots=True, eq=False)
 class ReplayPace:
-    """Pauses in place of computing, which may be inexact but have the right sum.
+    """Pauses in place of computing: each may be inexact, but their sum is right.
 
     A pause ends late where many processes share few cores; the next ones are shorter by that.
     So no pause needs to poll the clock, which would take cores from other ranks. Each pause is
@@ -74,10 +74,9 @@ ZEROS = Zeros()
 
 
 def shape_of(size_bytes: float, rows: int | None, *, of_rows: int | None = None) -> tuple[int, ...]:
-    """The shape (n,) of a whole minibatch's bytes, or (r, c) if it is cut into microbatches.
-
-    ``rows`` is r of the minibatch, None if it is not cut; ``of_rows`` is r of a microbatch.
-    n and c are at least 1: a gradient needs one number.
+    """The shape of float32 values of a minibatch of ``size_bytes``: (n,), or (r, c) if it is cut
+    into microbatches. ``rows`` is r of the minibatch, None if it is not cut; ``of_rows`` is r of a
+    microbatch. n and c are at least 1: a gradient needs one number.
     """
     floats = max(1, math.ceil(size_bytes / (rows or 1) / 4))
     if rows is None:

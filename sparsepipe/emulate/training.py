@@ -135,8 +135,8 @@ class Rates:
 def rates(
     ends_s: Sequence[float], *, begin_s: float, per_step: int, time_scale: float, ahead: int
 ) -> Rates:
-    """The rates of an epoch that began at ``begin_s`` and whose steps, of ``per_step`` minibatches
-    each, ended at ``ends_s``, in seconds ``time_scale`` times as long as the cluster's.
+    """Computes the rates of an epoch that began at ``begin_s``. Its steps, of ``per_step``
+    minibatches, ended at ``ends_s``; all took ``time_scale`` times as long as in the cluster.
     """
     steps = len(ends_s)
     first, last = steady_part(steps, ahead=ahead)

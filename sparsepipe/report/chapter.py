@@ -27,9 +27,9 @@ class Compare(Enum):
     NOT = ""
     """Not compared: seconds and bytes depend on the machine and the size of the training."""
     RATIO = "ratio"
-    """Ours over the paper's, for ratios such as speedups, or for the same device."""
+    """Ours divided by the paper's, for ratios such as speedups, or for the same device."""
     DIFFERENCE = "difference"
-    """Ours less the paper's, in the unit of the column."""
+    """Ours minus the paper's, in the unit of the column."""
     WORDS = "verdict"
     """Compared in words, by the note of our value, which is text."""
 
@@ -202,7 +202,7 @@ class Chapter:
         title: title in print.
         about: explanation of the figures.
         heads: headings of a row's labels.
-        find: makes blocks of our figures from runs; without any, at least one of empty cells.
+        find: makes blocks from finished runs: at least one, if only of empty cells.
         citation: source of the figures in columns "paper".
         pictured: keys of the columns that are drawn.
         draw: draws a block, instead of the common picture.

@@ -50,7 +50,7 @@ class BlockLayout:
         counted: a sentence with these numbers.
         sweep: the command that makes missing figures; empty if none is missing.
         footnotes: notes by their marks.
-        places: where figures were measured by letter, each with its number of runs.
+        places: measuring places by their letters, each with its number of runs.
         picture: file name of its picture, if any.
     """
 
@@ -94,7 +94,7 @@ def _cell_texts(
 
 
 def block_layout(chapter: Chapter, block: Block, picture: str | None) -> BlockLayout:
-    """Turns a block of a chapter into texts; ``picture`` is its file name."""
+    """Turns a block of a chapter into texts; ``picture`` is the file name of its picture."""
     places, numbers = letters(block.runs), dict[str, str]()
     rows = []
     for labels, cells in block.rows.items():

@@ -2,7 +2,7 @@
 
 A run's result contains the cell that it fills (``study.exhibit``, ``study.cell.*``) and the
 overrides of its command (``hydra.overrides``). Overrides that do not choose the cell, such as
-``data.batch_size=8``, give it a table of its own.
+``data.batch_size=8``, put the run into another table.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ def failures(records: Sequence[JobRecord], texts: Sequence[str], *, total: int) 
 
 
 def _counts(statuses: Sequence[str], *, total: int, failed: str = "") -> str:
-    """Numbers of jobs that failed (even of 0, if ``failed`` words it), stopped or did not start."""
+    """Counts failed, stopped and not started jobs as text; ``failed`` words the first, even 0."""
     counts = Counter(statuses)
     counts["not started"] += total - len(statuses)
     parts = [f"{counts[each]} {each}" for each in ("stopped", "not started") if counts[each]]

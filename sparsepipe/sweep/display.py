@@ -94,7 +94,7 @@ class Lines:
         log.info("job %d %s%s%s (%s)", row.number, how, took, why, state().summary)
 
     def show(self, state: Callable[[], SweepState]) -> None:
-        """Logs the last lines of jobs' logs if due, without figures such as ``train/loss=0.5``."""
+        """Logs the sweep's progress if due, without figures such as ``train/loss=0.5``."""
 
         def text() -> str:
             now = state()

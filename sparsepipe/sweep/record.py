@@ -103,8 +103,8 @@ def own_texts(overrides: Sequence[Sequence[str]], *, given: Sequence[str] = ()) 
 
     Args:
         overrides: the overrides of each job.
-        given: overrides of the sweep's command. Jobs share these, even if only one has begun, as
-            where a search starts its jobs one by one.
+        given: overrides of the sweep's command, which all jobs share, even where a search has
+            started only one.
 
     Returns:
         A text for each job; all of its overrides if it shares them all.

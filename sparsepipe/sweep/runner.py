@@ -78,12 +78,10 @@ class Runner:
         same: Mapping[int, Sequence[SweptJob]],
         known: Sequence[JobRecord],
     ) -> dict[int, JobRecord]:
-        """Runs all jobs; one that fails does not end the others. A signal ends them all and raises
-        Stopped. ``same`` has further jobs with the configuration of one, by its number; ``known``
-        has the records of jobs that could not be started.
+        """Runs all jobs and returns their records by number; one that fails does not end others.
 
-        Returns:
-            Records by number of the job.
+        ``same`` has further jobs with the configuration of one, by its number; ``known`` has the
+        records of jobs that could not be started. A signal ends all jobs and raises Stopped.
         """
         self._waiting = list(jobs)
         self._same = {number: list(others) for number, others in same.items()}

@@ -46,9 +46,8 @@ class _Figure:
 
 
 _RATES = ("train_shapes_per_s", "simulated_shapes_per_s", "samples_per_s", "minibatches_per_s")
-"""Keys of training speeds, measured, simulated and emulated; a row shows its result's first one.
-
-Emulated minibatches have no known size if profiles lack it.
+"""Keys of training speeds (measured, simulated, emulated); a row shows the first in its result.
+Emulated speeds are in minibatches if profiles lack the size of these.
 """
 _BEST, _RATIO = "best", "ratio_to_first"
 _MINIBATCHES = "epoch_minibatches"

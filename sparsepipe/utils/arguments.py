@@ -28,7 +28,7 @@ _TERMS = {
     "a valid list": "a list",
     "an object": "a mapping",
 }
-"""Pydantic's terms for types and those of YAML's users, which replace them in messages."""
+"""Pydantic's terms for types, and the plainer terms that replace them in messages."""
 _ANY_CLASS = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
@@ -63,10 +63,10 @@ def in_words(errors: Iterable[Mapping[str, Any]]) -> str:
 
 
 def checked(target: C) -> C:
-    """Decorates a function or dataclass so that it refuses arguments that are out of range.
+    """Decorates a function or dataclass so that arguments out of range raise a ConfigError.
 
-    Parameters are checked whose hints have limits (:func:`pydantic.Field`) or ``Literal`` choices;
-    configurations are checked against the same hints.
+    Only hints with limits (:func:`pydantic.Field`) or ``Literal`` choices are checked; checks of
+    configurations use the same hints.
     """
     function = target.__init__ if inspect.isclass(target) else target
     signature = inspect.signature(function)

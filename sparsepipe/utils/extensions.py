@@ -15,7 +15,7 @@ from sparsepipe.errors import ConfigError
 
 T = TypeVar("T")
 _TRUSTED = ("sparsepipe.models", "sparsepipe.data", "sparsepipe.sparse", "torch.nn", "torch.optim")
-"""Packages whose classes and functions a file, such as a checkpoint, may have called."""
+"""Packages whose callables may be called when a file, such as a checkpoint, names them."""
 
 
 def _dotted(name: str) -> str:
@@ -29,7 +29,7 @@ DottedPath = Annotated[str, AfterValidator(_dotted)]
 
 
 def nearest(name: str, known: Iterable[str], *, prefix: str = "", lists: bool = False) -> str:
-    """Returns a hint such as `` (nearest: 'adam')``; an empty text if no valid name is similar.
+    """Returns a hint such as " (nearest: 'adam')"; an empty text if no valid name is similar.
 
     Args:
         name: the invalid name.
@@ -127,7 +127,7 @@ def build_trusted(node: Any) -> Any:
     values.pop("_convert_", None)
     if not is_trusted(path):
         raise ConfigError(
-            f"the file names {path}, but may have only callables of sparsepipe and torch called",
+            f"{path} is not called for a file: it is in none of {', '.join(_TRUSTED)}",
             remedy="build the object yourself and pass it instead",
         )
     made = functools.partial(imported(path), **values)

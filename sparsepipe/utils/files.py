@@ -80,7 +80,7 @@ def write_plain_json(path: Path, values: Any) -> None:
 
 
 class LockHeldError(Exception):
-    """Another process held a lock for as long as this one was to wait."""
+    """A lock that another process holds could not be acquired in time."""
 
 
 @contextmanager
@@ -89,8 +89,7 @@ def file_lock(
 ) -> Iterator[None]:
     """Holds an exclusive lock between processes while the block runs.
 
-    The operating system releases the lock when the process ends, however it ends. The lock file
-    stays.
+    The operating system releases it when the process ends, however it ends. The lock file stays.
 
     Args:
         path: the lock file; its folder is made if it is missing.
@@ -140,7 +139,7 @@ def write_bytes_atomic(path: PathLike, content: bytes) -> Path:
 
 
 def write_text_atomic(path: PathLike, text: str) -> Path:
-    """Writes UTF-8 as :func:`write_bytes_atomic` does; lone surrogates become escapes."""
+    """Writes text in UTF-8 like :func:`write_bytes_atomic`; lone surrogates become escapes."""
     return write_bytes_atomic(path, text.encode("utf-8", "backslashreplace"))
 
 

@@ -60,7 +60,7 @@ def group_files(
 ) -> list[tuple[Path, ...]]:
     """Paths of files of this process's control groups and of all groups above, nearest first.
 
-    The least of their limits counts. They need not exist, since a container mounts its own group
+    The least of their limits counts. Files need not exist, since a container mounts its own group
     as the root.
 
     Args:

@@ -78,7 +78,7 @@ def keep_freed_memory() -> None:
 def give_freed_memory_back() -> None:
     """Returns free memory to the system now, and large blocks from now on when they are freed.
 
-    Blocks in holes between others, which memory kept before leaves, are not returned.
+    Blocks in holes between others, left by memory kept earlier, are not returned.
     """
     if has_glibc():
         libc = ctypes.CDLL(None)

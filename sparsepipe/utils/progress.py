@@ -114,9 +114,7 @@ def duration_text(seconds: float) -> str:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int], None]]:
-    """Shows the block's progress; yields a function ``advance(total)`` that counts one of ``total``
-    items as done.
-    """
+    """Shows the block's progress; yields ``advance(total)``, which counts one more of ``total``."""
     from rich.console import Console  # slow, and most commands show no progress
     from rich.progress import MofNCompleteColumn, Progress
 

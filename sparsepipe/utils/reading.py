@@ -134,7 +134,7 @@ def name(value: Any, place: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{place} is {shown(value)}, which contains half a character") from None
+        raise ValueError(f"{place} is {shown(value)}, which contains a lone surrogate") from None
     return value
 
 
