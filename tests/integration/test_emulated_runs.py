@@ -211,4 +211,4 @@ def test_the_same_command_begins_again(shell: Shell, signum: signal.Signals) -> 
     assert shell.runs() == [again.run]
     check(again.run, starts=1 + died)
     assert left(process.pid) == []
-    assert ("removing what a killed process has left" in again.err) == (died and PERMITTED)
+    assert ("removing leftovers of an emulated cluster" in again.err) == (died and PERMITTED)

@@ -286,7 +286,7 @@ def test_a_search_whose_jobs_have_no_value_says_so(shell: Shell, launcher: str) 
     before, _, told = swept.err.partition("2 of 2 jobs failed:")
     assert "objective=botleneck_s is not a number" in told
     assert "(nearest: 'bottleneck_s')" in told
-    assert "its sweeper does not end without their values" in told
+    assert "its sweeper needs the values of the failed jobs" in told
     assert "remedy: mend the jobs" in told
     assert "max_failure_rate" not in told, "which has nothing to do with it"
     assert "Traceback" not in before, "of a job"
