@@ -197,7 +197,7 @@ class Profile:
             ProfileError: the text is not a valid profile.
         """
         try:
-            value = reading.mapping(reading.parse_json(text), "the whole")
+            value = reading.mapping(reading.parse_json(text), "its content")
             layers = []
             for place, entry in enumerate(reading.listing(value.get("layers"), "layers")):
                 layer: dict[str, Any] = dict(reading.mapping(entry, f"layers[{place}]"))

@@ -266,7 +266,7 @@ class Plan:
             PlanError: the text is not that of a valid plan file.
         """
         try:
-            value = reading.mapping(reading.parse_json(text), "the whole")
+            value = reading.mapping(reading.parse_json(text), "its content")
             listed = reading.listing(value.get("stages"), "stages")
             stages = tuple(_stage(entry, f"stages[{n}]") for n, entry in enumerate(listed))
             _check_details(value)
