@@ -36,5 +36,5 @@ def test_the_page_counts_the_plans_that_lock_up():
             check(asynchronous(plan_of(config), 40), gradient_first=False)
         except ScheduleError:
             locked += 1
-    said = f"Of the {plans} plans of up to 8 ranks that order locks up {locked}"
+    said = f"the {plans} plans of up to 8 ranks, that order deadlocks {locked}"
     assert said in " ".join(PAGE.split())
