@@ -37,14 +37,14 @@ from sparsepipe.utils.process import no_garbage_collection
 log = logging.getLogger(__name__)
 
 FIRST = ("scale=desk", "data.source.train_per_class=50", "data.source.test_per_class=13")
-"""What the command trains without any arguments: the defaults are the paper's network and epochs,
-which are not for a laptop.
+"""Arguments of the command if it is given none: the defaults, the paper's network and epochs, are
+too large for a laptop.
 """
 
 
 @dataclass(slots=True)
 class _ExitState:
-    """Exit code of the command, known when Hydra is done."""
+    """Exit code of the command, set while Hydra runs."""
 
     exit_code: int = 0
 
@@ -110,8 +110,8 @@ def _job(config: DictConfig, state: _ExitState) -> str | None:
     """Runs one job and reports its errors, so that a sweep goes on with the next.
 
     Returns:
-        The run's directory, which sweepers that search can also read as the objective's value;
-        None where the job failed or only printed its configuration.
+        The run's directory, as text that optimising sweepers can also use as the objective's
+        value; None if the job failed or only printed its configuration.
     """
     job = HydraConfig.get()
     sweep = job.mode == RunMode.MULTIRUN
@@ -169,7 +169,7 @@ def _swept(hydra_config: HydraConf, config: DictConfig) -> str:
 
 
 def _report(error: SparsePipeError, state: _ExitState) -> None:
-    """Prints an error; under torchrun, one that all ranks meet is printed only once."""
+    """Prints an error; under torchrun, an error of all ranks is printed only once."""
     ranks = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
     message = f"error: {ranks}{error}"
     state.exit_code = state.exit_code or error.exit_code

@@ -1,4 +1,4 @@
-"""The exceptions a user of SparsePipe can meet.
+"""The exceptions that a user of SparsePipe can meet.
 
 Every message says what is wrong and names the remedy, so that it can be acted on
 without reading a traceback. ``assert`` is kept for invariants of our own code.
@@ -54,7 +54,7 @@ class DataError(SparsePipeError):
 
 
 class NoRunsError(DataError):
-    """No run of what is asked for has finished, which is not always a mistake."""
+    """No run of the requested kind has finished, which is not always a mistake."""
 
 
 class CoordinateError(SparsePipeError, ValueError):
@@ -64,7 +64,7 @@ class CoordinateError(SparsePipeError, ValueError):
 
 
 class HardwareError(SparsePipeError):
-    """A demand that the chosen hardware inventory cannot meet, or an invalid inventory."""
+    """A request that the chosen hardware inventory cannot meet, or an invalid inventory."""
 
     exit_code = 4
 

@@ -1,7 +1,7 @@
 """Results of finished runs, as a table, and the best run.
 
 ``load_results`` reads the runs in a directory or a ledger file, ``gather`` writes the ledger of an
-experiment, ``best`` finds the run to go on with. docs/results.md explains the columns.
+experiment, ``best`` finds the best run. docs/results.md explains the columns.
 """
 
 from sparsepipe.runs.best import BestRun, best

@@ -137,7 +137,7 @@ class Inventory:
 
     @property
     def accelerator(self) -> Accelerator:
-        """The kind of all devices; a HardwareError where they are of several kinds."""
+        """The kind of all devices, ``cpu`` or ``cuda``; a HardwareError if there are several."""
         kinds: set[Accelerator] = {d.accelerator for host in self.hosts for d in host.devices}
         if len(kinds) != 1:
             raise HardwareError(
@@ -147,14 +147,14 @@ class Inventory:
         return kinds.pop()
 
     def devices_per_host(self, num_hosts: int) -> int:
-        """Number of devices that each of the first ``num_hosts`` hosts has at least.
+        """The smallest number of devices of any of the first ``num_hosts`` hosts.
 
         A single host stands for any number of its kind.
         """
         if num_hosts > len(self.hosts) > 1:
             raise HardwareError(
                 f"{num_hosts} hosts are requested, but the inventory has {len(self.hosts)}",
-                remedy=f"set parallel.num_nodes={len(self.hosts)} or less, or choose another "
+                remedy=f"set parallel.num_nodes={len(self.hosts)} or less, or choose other "
                 "hardware",
             )
         return min(sum(d.count for d in host.devices) for host in self.hosts[:num_hosts])
@@ -174,7 +174,7 @@ class Inventory:
             raise HardwareError(
                 f"{count} devices are requested{each}, but the inventory has {available} ({names})",
                 remedy=f"set parallel.devices={available * num_hosts} or less, or choose "
-                "another hardware",
+                "other hardware",
             )
 
     def fingerprint(self) -> str:
@@ -251,7 +251,7 @@ def _adapter() -> TypeAdapter[Inventory]:
 
 
 def joined_by(inventory: Inventory, bytes_per_s: float | None) -> Inventory:
-    """The inventory with this bandwidth between its hosts; None: with its own bandwidth."""
+    """The inventory with ``bytes_per_s`` as the bandwidth between its hosts; None: unchanged."""
     if bytes_per_s is None:
         return inventory
     link = inventory.link or Link(bytes_per_s=0)
@@ -259,7 +259,7 @@ def joined_by(inventory: Inventory, bytes_per_s: float | None) -> Inventory:
 
 
 def joined_where_missing(inventory: Inventory, bytes_per_s: float | None) -> Inventory:
-    """The inventory with this bandwidth for all links that lack one; None: unchanged."""
+    """The inventory with ``bytes_per_s`` for all links without a bandwidth; None: unchanged."""
     if bytes_per_s is None:
         return inventory
     link = Link(bytes_per_s=bytes_per_s)
@@ -268,8 +268,8 @@ def joined_where_missing(inventory: Inventory, bytes_per_s: float | None) -> Inv
 
 
 def how_to_give_links(inventory: Inventory) -> str:
-    """A remedy that names every link without a bandwidth, so that one refusal is enough; an empty
-    text where all links have one.
+    """A remedy that names every link without a bandwidth, so that one error is enough; empty if all
+    links have one.
     """
     several = [host for host in inventory.hosts if sum(each.count for each in host.devices) > 1]
     places = [f"host {host.name}" for host in several if host.link is None]

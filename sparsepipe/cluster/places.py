@@ -37,7 +37,7 @@ def place_of(inventory: Inventory, text: str) -> Place:
     if text not in there:
         raise HardwareError(
             f"the inventory has no device {text!r}",
-            remedy=f"it has {', '.join(there) or 'none'}",
+            remedy=f"name one of its devices: {', '.join(there) or 'it has none'}",
         )
     return there[text]
 
@@ -69,9 +69,9 @@ def places_for(
             stands for any number of its kind.
         devices: names of a plan's devices, one for each rank; None: no plan.
         ranks: number of ranks of all nodes.
-        nodes: number of hosts that run. Without a plan, each has the same number of ranks, unless
-            all devices of these hosts are in use.
-        searched: whether the plan was searched for its devices, so that others are refused.
+        nodes: number of hosts that take part. Without a plan, each has the same number of ranks,
+            unless all devices of these hosts are in use.
+        searched: whether a search has found the plan for its devices, so that others are refused.
     """
     chosen = named_places(inventory, devices or ())
     # A single host may stand for several nodes, whose devices have the same names.
@@ -101,7 +101,7 @@ def places_for(
 
 
 def named_places(inventory: Inventory, devices: Sequence[str]) -> tuple[Place, ...] | None:
-    """The devices that a plan names; None where it names none or the inventory lacks one.
+    """The devices that a plan names; None if it names none or the inventory lacks one.
 
     If plan and inventory have a single host each, their names need not agree: machines are renamed,
     and a run may continue on another one of the same kind.
@@ -139,7 +139,7 @@ def ranks_of_nodes(
             f"the plan's devices are on {len(used)} hosts ({', '.join(used)}), but "
             f"parallel.num_nodes={nodes}",
             remedy=f"start the command with torchrun on each of them, with parallel.num_nodes="
-            f"{len(used)}, or make a plan for devices of {nodes}",
+            f"{len(used)}, or make a plan for devices of {nodes} hosts",
         )
     return tuple(
         tuple(rank for rank, place in enumerate(chosen) if place.host == host) for host in used

@@ -43,7 +43,7 @@ def execute(run: ResolvedRun) -> None:
     if not cuda:
         keep_freed_memory()
     elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        # By another job of this process, whose peak must not count.
+        # Another job of this process used the GPU: its peak must not count.
         torch.cuda.reset_peak_memory_stats()
     if run.ranks > 1:
         chosen = run.spec.parallel.argument("process_group_backend")
@@ -159,8 +159,8 @@ def user_error(error: Exception, run: ResolvedRun) -> SparsePipeError | None:
 
 
 def limit_threads() -> None:
-    """Limits torch's threads to the cores that this process may use, unless OMP_NUM_THREADS is set:
-    under a CPU quota, torch would start too many.
+    """Limits torch's threads to the usable cores, unless OMP_NUM_THREADS is set: under a CPU quota,
+    torch would start too many.
     """
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > usable_cores():
         torch.set_num_threads(usable_cores())

@@ -68,7 +68,7 @@ def run_job(
         wait_s: how long to wait for another process that runs the same job, in seconds.
         anew_since_s: Unix time; with ``force``, a run that has finished since then counts as
             started anew already.
-        found: called with the run's directory as soon as that is known.
+        found: called with the run's directory as soon as it is determined.
 
     Returns:
         The run's directory.
@@ -133,7 +133,9 @@ def _run_here(run: ResolvedRun, *, alone: bool) -> None:
 
 
 def _launch(run: ResolvedRun) -> None:
-    """Starts a process for each rank, again after a failure as often as ``max_restarts`` allows."""
+    """Starts a process for each rank, and restarts all after a failure, up to ``max_restarts``
+    times.
+    """
     # A task with one rank may measure with the threads that a rank of several has.
     threads = max(1, usable_cores() // run.task.processes(run))
     division = run.division
@@ -190,8 +192,10 @@ def _run_as_rank(run: ResolvedRun) -> RunDir:
 
 
 def _decide(run: ResolvedRun, held: ExitStack) -> tuple[Path, bool] | SparsePipeError:
-    """Opens the run's directory and finds its plan. Returns the directory, locked while ``held`` is
-    open, and whether the run is finished; or the error.
+    """Opens the run's directory and finds its plan.
+
+    Returns:
+        The directory, locked while ``held`` is open, and whether the run is finished; or the error.
     """
     directory = run.directory
     try:
@@ -211,7 +215,7 @@ def _decide(run: ResolvedRun, held: ExitStack) -> tuple[Path, bool] | SparsePipe
 
 
 def _with_plan(run: ResolvedRun, *, run_job: Callable[..., RunDir] | None) -> ResolvedRun:
-    """The run with its plan, which its task adopts or a search finds, if any."""
+    """The run with its plan, if any: the one that its task adopts, or that a search finds."""
     run.task.adopt_plan(run)
     resolve_plan(run.spec, run.inventory, run.division, run.directory, run_job=run_job)
     run = run.in_directory(run.directory)

@@ -60,7 +60,7 @@ def _refuse_settings(spec: RunSpec, task: Task) -> None:
         )
     if task.alone and spec.search is not None:
         raise ConfigError(
-            f"task={task.name} runs as one process, for which no plan can be searched for",
+            f"parallel searches for a plan, but task={task.name} runs as one process",
             remedy="leave out parallel, or set parallel=single; the search of task=partition is "
             "set as task.search",
         )
@@ -136,7 +136,7 @@ def refuse_few_microbatches(run: ResolvedRun) -> None:
 def refuse_empty_microbatches(run: ResolvedRun) -> None:
     """Refuses a training in which some microbatches would be empty in every step.
 
-    Before a search has found the plan, refuses only what no plan could fill.
+    Before a search has found the plan, refuses only numbers that no plan could fill.
     """
     spec, division = run.spec, run.division
     synchronous, samples = spec.parallel.synchronous, spec.data.get("batch_size")

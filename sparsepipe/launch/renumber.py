@@ -26,7 +26,7 @@ class Process:
         node: number of its node.
         host: name of its host.
         local: its local rank on the node.
-        beside: number of processes on the node, this one included.
+        beside: number of processes on the node, including this one.
     """
 
     node: int
@@ -92,8 +92,8 @@ def new_ranks(
                 f"node {process.node} ({process.host}) of {len(names)} has {process.beside} "
                 f"processes, but the plan needs {expected}",
                 remedy="start torchrun on each host with as many processes (--nproc-per-node) as "
-                "devices are used there; nodes must have the names of the inventory's hosts, or "
-                "their order",
+                "the plan uses devices there; give nodes the names of the inventory's hosts, or "
+                "start them in the hosts' order",
             )
         found.append(by_node[host][process.local])
     return found

@@ -1,1 +1,1 @@
-"""Measuring the profiles and links that a plan needs, searching for it, choosing ranks' devices."""
+"""Measurements of missing profiles and links, searches for plans, and the devices of ranks."""

@@ -86,7 +86,7 @@ def load_profiles(
         if of not in (None, model):
             raise ProfileError(
                 f"{files[name]} is a profile of another model: {of}, not {model}",
-                remedy=f"measure {model} with task=profile, or ask for model={of}",
+                remedy=f"measure {model} with task=profile, or choose model={of}",
             )
         measured, wanted = profile.meta.get("model_settings") or {}, settings or {}
         if others := [key for key in wanted if measured.get(key, wanted[key]) != wanted[key]]:
@@ -103,8 +103,8 @@ def load_profiles(
 def as_loaded(
     profiles: Mapping[str, Profile], spec: RunSpec, inventory: Inventory
 ) -> dict[str, Profile]:
-    """The profiles as they count in a training: without the time of reading a batch (``load_s``),
-    unless ranks read batches themselves, with neither loader workers nor emulation.
+    """The profiles as they count in a training: without ``load_s``, the time of reading a batch, if
+    loader workers read batches or the hardware is emulated.
     """
     workers = spec.data.get("num_workers")
     if workers is None:
@@ -145,8 +145,8 @@ def check_batch_sizes(profiles: Mapping[str, Profile]) -> None:
     first = next(iter(sizes), "")
     if unlike := [name for name in sizes if sizes[name] != sizes[first]]:
         raise ProfileError(
-            f"the profile of {first} is of batches of {sizes[first]} samples, but that of "
-            f"{unlike[0]} is of batches of {sizes[unlike[0]]}",
+            f"{first} was profiled with batches of {sizes[first]} samples, but {unlike[0]} with "
+            f"batches of {sizes[unlike[0]]}",
             remedy="profile the model on all devices with the same data.batch_size (task=profile)",
         )
 
@@ -191,9 +191,9 @@ def check_measured(profiles: Mapping[str, Profile], spec: RunSpec, inventory: In
     if others:
         raise ProfileError(
             "the profiles do not match the training: " + "; ".join(others),
-            remedy="measure the model on these data, devices and backend (task=profile; or name no "
-            "profiles, and they are measured before the training), or set data, hardware and "
-            "backend as they were when the profiles were measured",
+            remedy="measure the model on these data, devices and backend with task=profile, leave "
+            "the profiles out, so that they are measured before the training, or set data, "
+            "hardware and backend as they were when the profiles were measured",
         )
 
 
@@ -207,8 +207,8 @@ def backend_name(spec: RunSpec) -> str | None:
 
 
 def optimizer_words(spec: RunSpec) -> str:
-    """The optimizer and the names of those of its settings that are on (not zero or false), as text
-    to compare: the time of an update depends on them.
+    """The optimizer and the names of its settings that are neither zero nor false, as text; the
+    time of an update depends on them.
     """
     optimizer = spec.optim.optimizer
     used = [k for k, v in optimizer.arguments.items() if v and k not in ("_partial_", "lr")]
@@ -216,7 +216,7 @@ def optimizer_words(spec: RunSpec) -> str:
 
 
 def dtype_of(spec: RunSpec) -> str:
-    """Torch's name of the configuration's data type; where it is not fixed, the precision."""
+    """Torch's name for the data type of ``trainer.precision``; the precision if it mixes types."""
     precision = str(spec.trainer.precision)
     return _DTYPES.get(precision, precision)
 
@@ -225,7 +225,7 @@ def fingerprint_of(
     inventory: Inventory, model: str, *, given: Mapping[str, str], spec: RunSpec | None = None
 ) -> str:
     """Fingerprint of an inventory and its profiles (:func:`load_profiles`), as they count in a
-    training of the configuration ``spec`` (:func:`as_loaded`); None: as they are.
+    training of the configuration ``spec`` (:func:`as_loaded`); None: unchanged.
     """
     profiles = load_profiles(inventory, model, given=given)
     if spec is not None:
@@ -234,7 +234,7 @@ def fingerprint_of(
 
 
 def fingerprint_of_profiles(profiles: Mapping[str, Profile]) -> str:
-    """Fingerprint of the content of profiles, whatever the paths of their files."""
+    """Fingerprint of the content of profiles, regardless of the paths of their files."""
     return fingerprint_of_text(_all_json(profiles))
 
 
@@ -248,7 +248,7 @@ def fingerprint_of_text(text: str) -> str:
 
 
 def layer_shares(profile: Profile) -> LayerShares:
-    """A device's costs by layer, as the picture of a model's costs (the paper's Fig. 7) shows."""
+    """A device's costs by layer, for the picture of accumulated shares (the paper's Fig. 7)."""
     return LayerShares(
         compute_s=[layer.compute_s for layer in profile.layers],
         activation_bytes=[layer.activation_bytes for layer in profile.layers],
@@ -270,7 +270,7 @@ def draw_shares(profiles: Mapping[str, Profile], path: Path, *, cuts: Sequence[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherProfiles:
-    """Other profiles, and a plan's cuts, that the picture of a device's profile shows too.
+    """Other profiles, and the cuts of a plan, for the picture of a device's profile.
 
     Attributes:
         plan: the plan whose cuts are marked; None: no plan is drawn.
@@ -303,7 +303,7 @@ class OtherProfiles:
 
     @property
     def words(self) -> list[str]:
-        """Texts that the picture's fingerprint covers."""
+        """Texts on which the picture depends, for the run's identity."""
         of_plan = []
         if self.plan is not None:
             of_plan = [f"cuts {self.plan.cuts}", fingerprint_of_profiles(self.profiles)]

@@ -34,8 +34,8 @@ def num_ranks(spec: RunSpec, inventory: Inventory, division: Division | None) ->
     if not isinstance(devices, int) or devices < 1 or nodes < 1 or devices % nodes:
         by_plan = "" if planned is None else f" ({planned} by parallel.plan)"
         raise ConfigError(
-            f"parallel.devices={parallel.devices}{by_plan} on parallel.num_nodes={nodes} is not "
-            "possible",
+            f"parallel.devices={parallel.devices}{by_plan} is not possible with "
+            f"parallel.num_nodes={nodes}",
             remedy="set devices to 'auto' or to a multiple of num_nodes, at least 1 for each node",
         )
     if planned not in (None, devices):
@@ -50,14 +50,15 @@ def num_ranks(spec: RunSpec, inventory: Inventory, division: Division | None) ->
             raise
         raise HardwareError(
             f"parallel.plan is for {planned} devices: {error.message}",
-            remedy="give parallel.plan fewer devices, or choose another hardware; "
+            remedy="give parallel.plan fewer devices, or choose other hardware; "
             f"hardware.cpu_devices={planned} lets processes share the cores of a CPU",
         ) from error
     if parallel.grid is not None and parallel.roles is None:
         check_grid(parallel.grid, replicas=parallel.replicas, ranks=devices)
     if parallel.strategy is None and devices > 1:
         raise ConfigError(
-            f"{devices} devices (parallel.devices={parallel.devices}) without a strategy",
+            f"{devices} devices (parallel.devices={parallel.devices}) cannot train without a "
+            "strategy",
             remedy="set parallel=dp or parallel.devices=1",
         )
     return devices
@@ -76,13 +77,13 @@ def _searched_devices(spec: RunSpec, inventory: Inventory) -> int:
             f"the plan is searched for the {hosts} hosts of the inventory "
             f"({', '.join(host.name for host in inventory.hosts)}), but parallel.num_nodes={nodes}",
             remedy="start the command on each host with torchrun, with "
-            f"parallel.num_nodes={hosts}, or choose another hardware",
+            f"parallel.num_nodes={hosts}, or choose other hardware",
         )
     if devices not in ("auto", inventory.num_devices):
         raise ConfigError(
             f"parallel.devices={devices}, but a searched plan uses all {inventory.num_devices} "
             "devices of the inventory",
-            remedy="set parallel.devices=auto and choose a hardware with the devices to use "
+            remedy="set parallel.devices=auto and choose hardware with the devices to use "
             "(hardware.cpu_devices for a CPU), or give a plan as parallel.plan",
         )
     return inventory.num_devices
@@ -100,14 +101,14 @@ def places_of_ranks(
         return found
     if "slowdown" in strategy.arguments:
         raise ConfigError(
-            "parallel.strategy.slowdown is set",
+            "parallel.strategy.slowdown is set, but a slowdown belongs to a device",
             remedy="give the device a slowdown in the hardware inventory",
         )
     slowed = [place.text for place in found if place.slowdown != 1]
     if slowed and "slowdown" not in strategy.parameters.types:
         raise ConfigError(
-            f"{', '.join(slowed)} have a slowdown in the inventory, but {strategy.path} takes no "
-            "slowdown",
+            f"{', '.join(slowed)} have a slowdown in the inventory, but {strategy.path} does not "
+            "take a slowdown",
             remedy="let the strategy take a keyword 'slowdown' (those of sparsepipe.strategies "
             "do), or choose hardware without a slowdown",
         )

@@ -22,7 +22,7 @@ class Division:
 
     Args:
         config: replicas of each stage, such as ``"2-1"``; None: one replica of each stage.
-        cuts: index of the first layer of each stage but the first; None: equal shares.
+        cuts: index of the first layer of each stage after the first; None: equal shares.
         balance: the quantity to share evenly between stages if no cuts are given.
         grids: the grid of each stage (None: no spatial parallelism); None: no stage has one.
         num_layers: number of layers that a plan file covers; None: no file.
@@ -57,7 +57,7 @@ class Division:
         return self._stages(self.config).replicas_of_stages
 
     def _stages(self, config: str) -> Plan:
-        """A plan with these stages, of one layer each, for questions about ranks alone."""
+        """A plan with the stages of ``config``, of one layer each, to look up ranks."""
         count = len(config.split("-"))
         return Plan.of(config=config, cuts=range(1, count), num_layers=count, grids=self.grids)
 
@@ -93,7 +93,8 @@ class Division:
             config = self.config or "-".join("1" for _ in range(len(self.cuts or ()) + 1))
             if (stages := config.count("-") + 1) > num_layers:
                 raise PlanError(
-                    f"a plan of {stages} stages ({config}), but the model has {num_layers} layers",
+                    f"the plan has {stages} stages ({config}), but the model has only {num_layers} "
+                    "layers",
                     remedy="give the plan at most one stage for each layer",
                 )
             if self.cuts is not None:
@@ -124,7 +125,7 @@ def division_of(spec: RunSpec) -> Division | None:
     given = () if strategy is None or not splits else strategy.arguments
     if misplaced := [name for name in ("config", "cuts", "balance", "grids") if name in given]:
         raise ConfigError(
-            f"parallel.strategy.{misplaced[0]} is set",
+            f"parallel.strategy.{misplaced[0]} is set, but parallel.plan divides the model",
             remedy=f"set parallel.plan.{misplaced[0]}"
             if misplaced[0] != "grids"
             else "give a plan file, parallel.plan.file, in which stages have a grid",

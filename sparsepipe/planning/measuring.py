@@ -1,7 +1,7 @@
 """Runs that measure the profiles and the bandwidth that a training lacks, before it begins.
 
 Such a run's identity covers only what matters to its measurement, so that a later training of the
-same model on the same hardware finds it finished, whatever its seed, learning rate or search.
+same model on the same hardware finds it finished, with any seed, learning rate or search.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _MESSAGES = {"sizes_bytes": [2**20, 2**23], "repeats": 5, "warmups": 1, "most_s": 1.0}
 """Settings of ``task=bandwidth``: messages as large as activations, timed briefly."""
 _WAIT_S = 7200.0
-"""Longest wait for another process that measures the same, as long as for a data cache."""
+"""Longest wait, in seconds, for another process that measures the same."""
 RunJob = Callable[..., RunDir]
 """Runs the job of a configuration; passed in by ``launch/``, which this package may not import."""
 _KEYS = {
@@ -43,7 +43,7 @@ _KEYS = {
 def measure_devices(
     names: Sequence[str], spec: RunSpec, how: Measuring, *, run_job: RunJob
 ) -> dict[str, tuple[Profile, Path]]:
-    """Measures the devices ``names`` of this machine, or takes up earlier measurements; returns the
+    """Measures the devices ``names`` of this machine, or finds earlier measurements; returns the
     profile of each device and its file.
     """
     found = {}
@@ -79,8 +79,8 @@ def profile_spec(spec: RunSpec, device: str, how: Measuring) -> RunSpec:
 
 
 def measure_link(spec: RunSpec, *, run_job: RunJob) -> tuple[float, Path]:
-    """Measures the bandwidth between the devices of this machine, or takes up an earlier
-    measurement; returns bytes/s and the file.
+    """Measures the bandwidth between the devices of this machine, or finds an earlier measurement;
+    returns bytes/s and the file.
     """
     log.info("no bandwidth is given: measuring it, unless an earlier run has")
     path = _run_measurement(link_spec(spec), run_job, what="the link").path / "bandwidth.json"
@@ -91,7 +91,7 @@ def measure_link(spec: RunSpec, *, run_job: RunJob) -> tuple[float, Path]:
 
 
 def link_spec(spec: RunSpec) -> RunSpec:
-    """A run that times messages between all devices, whatever model is trained on them."""
+    """A run that times messages between all devices; it does not depend on the model."""
     direct = spec.parallel.argument("direct", False)
     task = {**_group("task/bandwidth"), **_MESSAGES, "direct": direct}
     strategy = spec.parallel.strategy  # for its backend

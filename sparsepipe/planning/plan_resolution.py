@@ -116,8 +116,8 @@ def _measure_and_search(
 
 
 def _check_classes(profiles: Mapping[str, Profile], spec: RunSpec) -> None:
-    """Refuses profiles of a network with another number of classes than the data, once these are
-    there to count them.
+    """Refuses profiles of a network with another number of classes than the data, which must be
+    prepared.
     """
     num_classes = {name: profile.meta.get("num_classes") for name, profile in profiles.items()}
     if not any(num_classes.values()):
@@ -173,10 +173,10 @@ def plan_to_simulate(
             raise
     if division is None:
         raise ConfigError(
-            "there is only one device to simulate, which would wait for nothing",
+            "there is nothing to simulate on a single device, which never waits",
             remedy="choose parallel=dp, mp, hete_mp, exact or pipeline",
         )
-    if not profiles:  # from which the number of layers is known
+    if not profiles:  # the number of layers is unknown
         check_there((device.name for host in inventory.hosts for device in host.devices), profiles)
     plan = _plan_by_hand(division, inventory, num_layers)
     return recomputing(plan, spec, inventory, profiles)
@@ -210,7 +210,7 @@ def _plan_by_hand(division: Division, inventory: Inventory, num_layers: int) -> 
         if made.num_ranks > len(known):
             raise HardwareError(
                 f"the plan is for {made.num_ranks} devices, but the inventory has {len(known)}",
-                remedy="give parallel.plan fewer devices, or choose another hardware",
+                remedy="give parallel.plan fewer devices, or choose other hardware",
             )
         if named is not None and len({*named}) == len(named):
             known = [place.text for place in named]

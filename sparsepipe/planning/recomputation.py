@@ -73,7 +73,7 @@ def refuse_recompute(spec: RunSpec, inventory: Inventory, division: Division | N
     if unknown:
         raise ConfigError(
             f"parallel.strategy.recompute=auto needs the memory of the devices, but that of "
-            f"{', '.join(dict.fromkeys(unknown))} is not known",
+            f"{', '.join(dict.fromkeys(unknown))} is unknown",
             remedy="give memory_bytes of each device in the hardware inventory, or name the layers "
             "to recompute",
         )
@@ -106,7 +106,7 @@ def _refuse_plan_file(parallel: Parallel, division: Division | None) -> None:
 def synchronous_stages_of(
     parallel: Parallel, profiles: Mapping[str, Profile]
 ) -> SynchronousStages | None:
-    """Recomputation and microbatches, for the search of a plan; None unless synchronous."""
+    """Recomputation and microbatches of a synchronous pipeline, for a search; None for others."""
     if (synchronous := parallel.synchronous) is None:
         return None
     given = (profile.meta.get("batch_size") for profile in profiles.values())

@@ -13,7 +13,7 @@ from sparsepipe.sparse import CoordinateCache, SparseTensor
 
 
 def detached(value: Any) -> Any:
-    """The same values, cut from their graph; ``requires_grad`` and kernel maps are kept."""
+    """The value with tensors detached from their graph; keeps ``requires_grad`` and kernel maps."""
     return _mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), value)
 
 
@@ -38,7 +38,7 @@ def coordinate_caches(value: Any) -> list[CoordinateCache]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors of a value; a sparse tensor gives its features and coordinates."""
+    """All tensors of a value; for a sparse tensor, its features and coordinates."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 

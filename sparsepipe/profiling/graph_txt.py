@@ -105,7 +105,7 @@ def parse_graph(text: str) -> Graph:
                     for figure in figures
                 )
                 if name in nodes:
-                    raise ValueError(f"it names {name} again")
+                    raise ValueError(f"{name} occurs twice")
                 successors[name] = []
                 nodes[name] = LayerProfile(
                     index=len(nodes),

@@ -28,11 +28,11 @@ from sparsepipe.profiling.timing import (
 )
 
 Cut = Callable[[Any], Sequence[Any]]
-"""Cuts a batch into its parts, the microbatches."""
+"""Cuts a batch into microbatches."""
 
 _PASSES_A_STEP = 4
 """Measured passes for each timed step of the whole network and each update. These are spread among
-the passes, so that changes of the machine's speed affect all alike."""
+the passes, so that changes of the machine's speed affect all equally."""
 
 
 def measure(
@@ -63,8 +63,8 @@ def measure(
             all weights; None: neither is timed.
         between: called after each pass with its number, to report or to stop.
         slowed: makes the context of a computation that emulates a slower device.
-        cut: cuts a batch into parts on which the network runs one after another. Times are then
-            sums over the parts, but sizes are those of whole batches.
+        cut: cuts a batch into microbatches, on which the network runs one after another. Times are
+            then sums over them, but sizes are those of whole batches.
     """
     if not batches or num_measured < 1 or num_warmup < 0:
         raise ProfileError(
@@ -164,7 +164,7 @@ def _rows(
 def _sizes(
     layers: nn.Sequential, batches: Sequence[Any], passes: Sequence[Pass], device: torch.device
 ) -> dict[str, list[float]]:
-    """Bytes of each layer, by name of the field in a profile."""
+    """Sizes of each layer in bytes, by the name of the field in a profile."""
     batch = heaviest(layers, batches)  # the worst batch must fit the memory
     begins, ends = border_bytes(layers, batch)
     if device.type == "cuda":

@@ -107,7 +107,7 @@ def layer_peaks(layers: nn.Sequential, batches: Sequence[Any]) -> tuple[list[flo
 
 
 def heaviest(layers: nn.Sequential, batches: Sequence[Any]) -> Any:
-    """The batch for which a forward pass saves most; updates the statistics of norm layers."""
+    """The batch for which a forward pass saves most bytes; updates statistics of norm layers."""
     return max(batches, key=lambda batch: sum(saved_bytes(layers, batch)))
 
 
@@ -148,7 +148,9 @@ def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[f
 
 
 def _received(value: Any) -> Any:
-    """A copy of the value without derived tensors, not a leaf, so that layers may overwrite it."""
+    """A copy of the value that layers may overwrite, since it is not a leaf; without derived
+    tensors.
+    """
     return pytree.tree_map_only(
         Tensor, lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad).clone(), value
     )
@@ -169,8 +171,8 @@ class Kept:
     def __init__(self, layers: Sequence[nn.Module], value: Any, *, received: bool = False) -> None:
         own = chain.from_iterable((*layer.parameters(), *layer.buffers()) for layer in layers)
         self._there = {tensor.untyped_storage().data_ptr() for tensor in own}
-        # Saved tensors stay alive to the end: a storage at an address used before would be taken
-        # for one that was counted.
+        # Saved tensors stay alive to the end: a new storage at a freed address would seem to have
+        # been counted.
         self._alive: dict[int, Tensor] = {}
         self.sizes: list[int] = []
         self.outputs: list[int] = []

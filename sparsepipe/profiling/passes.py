@@ -47,8 +47,8 @@ class Pass:
 def pass_over(
     layers: nn.Sequential, parts: Sequence[Any], device: torch.device, slowed: Slowed
 ) -> Pass:
-    """Makes a pass over each part of a batch; returns sums of seconds and activation bytes, and
-    maxima of memory.
+    """Makes a pass over each of ``parts``, the microbatches of a batch; returns sums of seconds and
+    of activation bytes, and maxima of memory.
     """
     found = [one_pass(layers, part, device, slowed) for part in parts]
     if len(found) == 1:

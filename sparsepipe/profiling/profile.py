@@ -129,16 +129,16 @@ class Profile:
                 value = getattr(layer, name)
                 if not reading.is_amount(value) and (value is not None or name not in _OPTIONAL):
                     raise ProfileError(
-                        f"layer {place} of the profile has {name}={value}, which is not a possible "
-                        "amount",
+                        f"layer {place} of the profile has {name}={value}, which is not a valid "
+                        "time or size",
                         remedy=f"give numbers from 0 to {reading.LARGEST:g}, or {_REMEASURE}",
                     )
         for name in ("input_bytes", "load_s"):
             value = self.meta.get(name, 0.0)
             if not reading.is_amount(value):
                 raise ProfileError(
-                    f"the profile's meta has {name}={reading.shown(value)}, which is not a possible"
-                    " amount",
+                    f"the profile's meta has {name}={reading.shown(value)}, which is not a valid"
+                    " value",
                     remedy=f"give a number of at least 0, leave it out, or {_REMEASURE}",
                 )
 

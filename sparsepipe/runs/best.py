@@ -28,9 +28,9 @@ class BestRun:
 
     Attributes:
         value: the run's value of the figure that was compared.
-        directory: the run's directory; None where it is not at or below the place that was
-            searched, as with a ledger that was moved.
-        checkpoint: the run's best checkpoint, else its last one; None where none is left.
+        directory: the run's directory; None if it is not at or below the place that was searched,
+            as with a ledger that was moved.
+        checkpoint: the run's best checkpoint, else its last one; None if neither was kept.
         result: the run's row of the ledger, as values by column.
         same: number of other runs with the same value.
     """
@@ -84,9 +84,9 @@ def best(
     mode: Mode | None = None,
     experiment: str | None = None,
 ) -> BestRun:
-    """The finished run with the best value of a figure; by default, one of the validation.
+    """The finished run with the best value of a figure, by default of the validation accuracy.
 
-    A figure of the test should not be used to choose: the test set would no longer be one.
+    Figures of the test should not be used for choosing: the test would no longer be independent.
 
     Args:
         where: the runs to compare, as in :func:`sparsepipe.results.load_results`.
@@ -138,8 +138,8 @@ def without_figure(
     """The error for runs that lack the figure by which the best is chosen.
 
     Args:
-        message: which runs lack the figure; a similar name among ``figures`` is appended. Figures
-            of the test are suggested only in place of such a figure: they should not choose.
+        message: which runs lack the figure; a similar name among ``figures`` is appended. A figure
+            of the test is suggested only if the missing one is of the test too.
         objective: the missing figure.
         figures: the figures that the runs have.
         remedy: how to name another figure; the remedy for a missing validation precedes it.

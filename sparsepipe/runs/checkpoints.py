@@ -29,7 +29,7 @@ _SHOWN = 3
 _FRONTS = ("", "model.", "net.", "network.", "backbone.", "layers.")
 """Prefixes of layers' names in the weights of other programs and of this package."""
 _NOT_ALLOWED = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?(\S+)")
-"""Finds, in torch's error message, the type that a checkpoint may not contain."""
+"""Finds the forbidden type in torch's message about a checkpoint."""
 
 
 def best_checkpoint(spec: RunSpec, *, task: str) -> Path:
@@ -162,9 +162,9 @@ def load_weights(
     From the file's names, a leading ``module.`` and any ``_orig_mod.`` and ``_forward_module.``
     are removed, which DDP, torch.compile and Fabric add. If the model lacks such a name, one of the
     prefixes :data:`_FRONTS` is replaced by the model's own. A tensor fits if its name and shape are
-    the model's, except for dimensions of size 1. A 5-D ``weight`` in the place of a ``kernel`` is
-    taken for spconv's: [C_out, K, K, K, C_in] or, in version 1, [K, K, K, C_in, C_out], with
-    indices as (batch, z, y, x); except for K = 1 in version 2, where releases differ in the order.
+    the model's, except for dimensions of size 1. A 5-D ``weight`` in the place of a ``kernel``
+    counts as spconv's: [C_out, K, K, K, C_in] or, in version 1, [K, K, K, C_in, C_out], with
+    indices as (batch, z, y, x); except for K = 1 in version 2, whose releases differ in the order.
 
     Args:
         module: the module that gets the weights; unchanged if an error is raised.
@@ -202,7 +202,7 @@ def load_weights(
 
 
 def _names_in(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """The name in the file of each of the model's tensors that the file has."""
+    """The name in the file for each tensor of the model that the file has, by its own name."""
     firsts = {name.partition(".")[0] for name in own}
     front = f"{firsts.pop()}." if len(firsts) == 1 else ""
     found: dict[str, str] = {}
@@ -267,7 +267,7 @@ class DirectCheckpointIO(TorchCheckpointIO):
 
     @override
     def load_checkpoint(self, *args: Any, **options: Any) -> dict[str, Any]:
-        """Reads a checkpoint; numpy's numbers and arrays also count as values."""
+        """Reads a checkpoint, which may contain numpy's numbers and arrays."""
         with numpy_allowed():
             return super().load_checkpoint(*args, **options)
 

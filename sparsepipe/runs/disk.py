@@ -21,7 +21,7 @@ from sparsepipe.utils.files import expanded, markdown_table, writing
 def superfluous(directory: RunDir, keep: KeptCheckpoints) -> list[Path]:
     """The checkpoints of a run that the setting ``keep`` does not keep.
 
-    ``best`` keeps the last checkpoint if there is no best one, for want of a validation; ``last``
+    ``best`` keeps the last checkpoint if there is no best one, as without a validation; ``last``
     keeps the best one if there is no last one.
     """
     there = sorted(directory.checkpoints.glob("*.ckpt"))
@@ -37,7 +37,7 @@ def superfluous(directory: RunDir, keep: KeptCheckpoints) -> list[Path]:
 
 
 def size_bytes(paths: Iterable[Path]) -> int:
-    """Bytes of the files; a file with several names counts once, and a file that is gone as 0."""
+    """Bytes of the files; a file with several names counts once, and a missing one as 0."""
     found: dict[tuple[int, int], int] = {}
     for path in paths:
         with suppress(OSError):
@@ -96,7 +96,10 @@ def clean(
     del directories, width
     place = expanded(where)
     if not place.is_dir():
-        raise NoRunsError(f"directory of runs {place} not found", remedy="set paths.outputs to it")
+        raise NoRunsError(
+            f"directory {place} not found",
+            remedy="set paths.outputs or task.where to the directory of the runs",
+        )
     runs = [RunDir(path.absolute()) for path in run_directories(place)]
     experiments = sorted({run.path.parent.name for run in runs})
     if experiment is not None and experiment not in experiments:
@@ -111,7 +114,7 @@ def clean(
     if count := sum(map(bool, unfinished)):
         size = size_text(size_bytes(path for files in unfinished for path in files))
         several = f"{count} unfinished runs keep" if count > 1 else "1 unfinished run keeps"
-        others = f"\n\n{several} {size} of checkpoints, from which the same commands go on"
+        others = f"\n\n{several} {size} of checkpoints, from which the same commands continue"
     if not found:
         return f"no finished run in {place} has a checkpoint to remove{others}"
     rows, total = [], 0
@@ -126,8 +129,8 @@ def clean(
     sys.stdout.flush()
     if ask and not sys.stdin.isatty():
         raise ConfigError(
-            "nothing is removed, since there is no terminal to ask in",
-            remedy="set task.ask=false to remove what is listed without a question",
+            "nothing is removed, since without a terminal nobody can be asked",
+            remedy="set task.ask=false to remove the listed checkpoints without asking",
         )
     answer = "n" if ask else "y"
     with suppress(EOFError):

@@ -62,9 +62,10 @@ def load_results(
             CSV). In a directory, ledgers in subdirectories without runs are read too; a run in
             several of them counts once, and an unreadable one further below is skipped with a
             warning. ``~`` and environment variables are expanded.
-        experiment: name of the experiment whose runs are wanted: those below the directory of this
-            name, and those that ledgers elsewhere have of it; None: all.
-        kind: kind of the runs that are wanted; None: all.
+        experiment: name of the experiment whose runs are read: those below the directory of this
+            name, and its rows in ledgers elsewhere; None: all.
+        kind: ``measured``, ``emulated`` or ``simulated``, to read only runs of this kind; None:
+            all.
 
     Raises:
         NoRunsError: no such file or directory exists, or no finished run in it is of that
@@ -215,14 +216,14 @@ def _rows_of_file(source: Path) -> list[dict[str, Any]]:
 def _chosen(
     rows: list[dict[str, Any]], key: str, value: str | None, source: Path
 ) -> list[dict[str, Any]]:
-    """The rows in which ``key`` is ``value`` (None: all rows); a NoRunsError where none is."""
+    """The rows in which ``key`` is ``value`` (None: all rows); a NoRunsError if there are none."""
     found = [row for row in rows if value is None or row.get(key) == value]
     if value is not None and not found:
         what = "experiment" if key == "name" else key
         there = sorted({str(row.get(key)) for row in rows})
         raise NoRunsError(
             f"{source} has no finished run of {what} {value!r}",
-            remedy=f"choose one of {', '.join(there)}, or run what is missing",
+            remedy=f"choose one of {', '.join(there)}, or run the missing one",
         )
     return found
 
@@ -300,8 +301,8 @@ def _result_of(path: Path) -> dict[str, Any]:
 def run_directories(root: Path) -> Iterator[Path]:
     """The directories of runs at or below a directory, ordered by name.
 
-    Hidden directories, from which runs are being removed, are left out; a directory that links also
-    lead to comes once. Raises a DataError where a directory cannot be read.
+    Hidden directories, from which runs are being removed, are left out; a directory with links to
+    it comes once. Raises a DataError if a directory cannot be read.
     """
     return (path for path, is_run in _walk(root) if is_run)
 

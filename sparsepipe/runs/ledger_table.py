@@ -1,6 +1,6 @@
 """Values of many runs as one table: its columns, their types, and cells as text.
 
-A column has one of four types, whatever values are missing: truth values, whole numbers, numbers or
+A column has one of four types, also if values are missing: booleans, whole numbers, numbers or
 text. Lists and mappings are JSON text, and so are all values of a column in which runs have values
 of different types, such as ``parallel.devices`` (``auto`` and 2). A ledger has all columns of
 :data:`ALWAYS`, then those of :data:`OF_TASKS` that some run has, then all others that runs have
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 Dtype = Literal["boolean", "Int64", "float64", "string"]
-"""Type of a column in pandas: truth values, whole numbers, numbers or text."""
+"""Type of a column in pandas: booleans, whole numbers, numbers or text."""
 
 _CONFIG = (
     *("backend", "callbacks", "data", "hardware", "hydra", "model", "optim", "parallel"),
@@ -214,7 +214,7 @@ def _finite(value: Any) -> Any:
 
 
 def plan_text(config: str, cuts: Sequence[int]) -> str:
-    """A plan as text, such as ``2-1 at 24``: replicas of each stage, and the first layers of all
-    stages but the first.
+    """A plan as text, such as ``2-1 at 24``: replicas of each stage, and the first layer of each
+    stage after the first.
     """
     return f"{config} at {', '.join(map(str, cuts))}" if cuts else config

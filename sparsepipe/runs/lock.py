@@ -45,8 +45,8 @@ def locked(directory: RunDir, *, wait_s: float = 0.0) -> Iterator[None]:
 
 _PREFIX = "sparsepipe-"
 _IN_USE = ".in-use"
-"""Lock file of the process that has made a directory. Process ids would not be enough where
-containers share the temporary directory."""
+"""Lock file of the process that has made a directory. Process ids would not do, since containers
+may share the temporary directory."""
 _LONGEST_BYTES = 107 - len("/listener-12345678")
 """Longest path of a directory for sockets, whose own paths may have 107 bytes."""
 _SHARED_MEMORY = Path("/dev/shm")

@@ -1,4 +1,4 @@
-"""Logging to stderr, since the last line of stdout is to be the run directory."""
+"""Logging to stderr, since the last line of stdout must be the run directory."""
 
 from __future__ import annotations
 

@@ -48,7 +48,9 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, str]]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics file, as text of numbers or blanks; none without a file."""
+    """The rows of a run's metrics file, whose cells are numbers as text or blank; none without a
+    file.
+    """
     rows = read_metrics(path) if path.exists() else []
     for line, row in enumerate(rows, 2):
         for name, cell in row.items():
@@ -85,8 +87,8 @@ def add_to_last_row(path: Path, values: Mapping[str, float]) -> None:
 def epoch_series(rows: Iterable[Row], name: str) -> Series:
     """The series of the metric ``name`` over the epochs.
 
-    Blank, unreadable and non-finite values are left out, and so are rows without an epoch; of two
-    rows of the same epoch, the later one counts.
+    Blank, unreadable and non-finite values are left out, and so are rows without an epoch; if two
+    rows have the same epoch, the later one counts.
     """
     by_epoch: dict[int, float] = {}
     for row in rows:

@@ -129,15 +129,15 @@ def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> 
     """Loads the model of a training, which predicts classes of shapes as in the training's test.
 
     Args:
-        run: a checkpoint file, or the directory of a run, of which ``best.ckpt`` is preferred to
+        run: a checkpoint file, or a run's directory, whose ``best.ckpt`` is preferred to
             ``last.ckpt``.
         device: device of the model, such as ``cpu``, ``cuda`` or ``cuda:1``.
 
     Raises:
         CheckpointError: the checkpoint does not exist, is broken, or its weights do not fit the
             model that it names.
-        ConfigError: the configuration of the training is not known, the training was not one on
-            classes of shapes, or the device does not exist.
+        ConfigError: the configuration of the training is unknown, the training was not on classes
+            of shapes, or the device does not exist.
     """
     there, found = {"cpu": 1, "cuda": torch.cuda.device_count()}, None
     with suppress(RuntimeError, TypeError):
@@ -150,7 +150,7 @@ def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> 
     training = training_of(os.fspath(run))
     if training is None:
         raise ConfigError(
-            f"the configuration with which {path} was trained is not known",
+            f"the configuration with which {path} was trained is unknown",
             remedy="give the directory of its run, or a checkpoint that a run has written",
         )
     preprocess = preprocessing_of(training)
@@ -158,7 +158,7 @@ def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> 
     classes = list((content.get(RECORD) or {}).get(CLASSES) or ())
     if not classes:
         raise ConfigError(
-            f"the classes on which {path} was trained are not known",
+            f"the classes on which {path} was trained are unknown",
             remedy="evaluate it with task=evaluate, which reads the classes from the data",
         )
     network = Target.parse(training.values["model"]).build_with(
@@ -170,10 +170,10 @@ def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> 
 
 
 def preprocessing_of(training: Training) -> Preprocessing:
-    """The preprocessing that shapes had in a training's test; the data need not be there.
+    """The preprocessing of shapes in a training's test; the data are not needed.
 
     Raises:
-        ConfigError: the data of the training are not known, or are not shapes with classes.
+        ConfigError: the data of the training are unknown, or are not shapes with classes.
     """
     given = training.values.get("data")
     if not isinstance(given, Mapping) or not isinstance(given.get("_target_"), str):
@@ -209,7 +209,9 @@ _NOT_OF_A_SHAPE = ("batch_size", "root", "source", "split")
 
 
 class _TestNumbers:
-    """The index of a file in a training's own test, on which the drawing of its points depends."""
+    """Looks up a file's index in the test split of a training, on which the draw of its points
+    depends; None for other files.
+    """
 
     def __init__(self, data: Target) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""Errors for want of memory, and processes that the kernel has killed for it."""
+"""Out-of-memory errors, and processes that the kernel has killed for lack of memory."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def ran_out(error: BaseException, *, filled: float = 0.0) -> bool:
 
     Args:
         error: error that a training step has raised.
-        filled: peak share of the GPU's memory (or budget) that was in use. At half or more, cuDNN's
-            error that no engine exists is taken for a lack of workspace memory; below, the GPU
-            cannot compute the convolution at all.
+        filled: peak share of the GPU's memory (or budget) that was in use. From one half on,
+            cuDNN's error that no engine exists means a lack of workspace memory; below, that the
+            GPU cannot compute the convolution at all.
     """
     if of_machine(error) or isinstance(error, torch.OutOfMemoryError):
         return True
@@ -69,8 +69,8 @@ def _has(text: str, words: tuple[str, ...]) -> bool:
 
 
 def oom_kills() -> int | None:
-    """Number of OOM kills so far in this process's control group, else on the machine; None where
-    unknown.
+    """Number of OOM kills so far in this process's control group, else on the machine; None if it
+    is unknown.
     """
     for path in (*counters(), Path("/proc/vmstat")):
         with suppress(OSError, UnicodeDecodeError):
@@ -80,7 +80,7 @@ def oom_kills() -> int | None:
 
 
 def kills_since(before: int | None) -> int | None:
-    """Number of OOM kills since ``before``; None where unknown."""
+    """Number of OOM kills since :func:`oom_kills` returned ``before``; None if it is unknown."""
     now = oom_kills()
     return None if now is None or before is None else now - before
 

@@ -57,8 +57,8 @@ def set_randomness(state: dict[str, Any]) -> None:
 
 
 def adapt_loaders(data: pl.LightningDataModule, *, seed: int) -> None:
-    """Gives the loaders of ``data`` their own generators, since draws from torch's would change
-    dropout masks, and makes their workers ignore Ctrl-C.
+    """Gives the loaders of ``data`` their own generators, since draws from torch's global one would
+    change dropout masks, and makes their workers ignore Ctrl-C.
     """
 
     def adapted(hook: Callable[[], Any]) -> Any:
@@ -84,8 +84,8 @@ def adapt_loaders(data: pl.LightningDataModule, *, seed: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _IgnoreSignals:
-    """Start-up of a worker that ignores Ctrl-C, which reaches all processes of a terminal; then
-    calls ``then``, if any.
+    """A loader's ``worker_init_fn``, which ignores Ctrl-C, since that reaches all processes of a
+    terminal, and calls ``then``, if any.
     """
 
     then: Callable[[int], None] | None

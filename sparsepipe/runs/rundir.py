@@ -47,14 +47,14 @@ class RunDir:
     """One row for each epoch."""
     result = _InRun("result.json")
     plan = _InRun("plan.json")
-    """The plan by which a pipeline splits the network; written before ranks start if it is searched
-    for, else at the first training step."""
+    """The plan by which a pipeline splits the network; written before ranks start if a search finds
+    it, else at the first training step."""
     plan_table = _InRun("plan.txt")
-    """A plan that was searched for, as a table to read."""
+    """The plan of a search, as a table to read."""
     plan_figures = _InRun("plan.csv")
-    """A plan that was searched for, with the expected times and memory of each stage."""
+    """The plan of a search, with the expected times and memory of each stage."""
     shares = _InRun("shares.png")
-    """Accumulated costs over the layers, with the cuts of a plan that was searched for."""
+    """Accumulated costs over the layers, with the cuts of the plan of a search."""
     confusion = _InRun("confusion.csv")
     """Counts of test shapes by true and predicted class."""
     predictions = _InRun("predictions.csv")
@@ -81,7 +81,7 @@ class RunDir:
 
     @property
     def kept_checkpoint(self) -> Path | None:
-        """The best checkpoint, else the last one; None where neither is kept."""
+        """The best checkpoint, else the last one; None if neither was kept."""
         return next((path for path in (self.best, self.last) if path.is_file()), None)
 
     @property

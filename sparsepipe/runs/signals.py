@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first signal ends a run in order, the second at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first signal ends a run with a checkpoint, the second at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SignalWatch:
         deferred: whether signals are only recorded, since :attr:`signum` is checked regularly.
             Otherwise a signal raises
             :class:`~sparsepipe.runtime.failures.rank_reports.Stopped` where it arrives.
-        signum: number of the first signal that came; None: none has.
+        signum: number of the first signal that has arrived; None: no signal has.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class SignalWatch:
                 signal.signal(signum, signal.SIG_IGN if ignored else self._handle)
 
     def raise_if_stopped(self, broke: BaseException | None = None) -> None:
-        """Raises Stopped if a signal has come, with the error ``broke``, if any, as its cause."""
+        """Raises Stopped, with the error ``broke`` as its cause, if a signal has arrived."""
         if self.signum is not None:
             raise Stopped(self.signum) from broke
 

@@ -98,7 +98,7 @@ class RankOrder:
 
 
 def asynchronous(plan: Plan, minibatches: int) -> Schedule:
-    """The asynchronous 1F1B schedule of so many minibatches, with a drain at the end."""
+    """The asynchronous 1F1B schedule of ``minibatches`` minibatches, with a drain at the end."""
     ranks = range(plan.num_ranks)
     orders = (asynchronous_order(plan, rank, MinibatchSupply(minibatches)) for rank in ranks)
     return Schedule(plan, tuple(map(tuple, orders)))
@@ -113,7 +113,7 @@ def asynchronous_order(plan: Plan, rank: int, supply: MinibatchSupply) -> Iterat
 
 
 def steady_rounds(rounds: int, *, ahead: int) -> tuple[int, int] | None:
-    """The rounds after whose ends the steady part of a run begins and ends.
+    """The two rounds with whose ends the steady part of a run begins and ends.
 
     The steady part is the second half of the run, or less if the pipeline takes longer to fill,
     without the last round, in which the pipeline drains. None if nothing is left.

@@ -32,7 +32,7 @@ benchmarks/ordered_sum.py --only link --mib)."""
 
 
 def way_of(hosts: Sequence[Hashable], num_bytes: float) -> Way:
-    """The faster way of a sum, as far as hosts and size determine it.
+    """The faster way to sum a vector, as far as hosts and size determine it.
 
     A chain sends less between hosts if ranks of the same host are neighbours, but its chunks make
     many hops one after another, which only pays for large vectors: above one size it is better, or

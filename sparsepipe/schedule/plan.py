@@ -67,7 +67,8 @@ class Plan:
     stages: tuple[Stage, ...]
     details: Mapping[str, Any] = field(default_factory=dict, compare=False)
     _firsts: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """The first rank of each stage, then the number of ranks: plans may have thousands."""
+    """The first rank of each stage, then the number of ranks: kept, since plans may have thousands
+    of ranks."""
     _replicas_before: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -167,7 +167,7 @@ class _Play:
         ]
         self._channels: dict[tuple[int, int, str], deque[Part]] = defaultdict(deque)
         self._ready = deque(ranks)  # ranks that may be able to go on
-        self._queued = set(ranks)  # the same
+        self._queued = set(ranks)  # the same, to look up
         self._new = set(ranks)  # ranks that have come to a step that was not examined yet
 
     def run(self) -> None:

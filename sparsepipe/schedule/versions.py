@@ -107,7 +107,7 @@ class Tally:
         self.stashed = self.vertical = self.predicted = 1
 
     def see(self, action: Action) -> None:
-        """Takes the next action of the rank."""
+        """Counts the next action of the rank."""
         key = action.number, action.microbatch
         if action.kind == "U":
             self._updates += 1
@@ -122,7 +122,7 @@ class Tally:
         self._count()
 
     def drain(self) -> None:
-        """Takes note that no more minibatches come."""
+        """Counts on without further minibatches: the pipeline drains."""
         self._kept_from = None
 
     def _count(self) -> None:

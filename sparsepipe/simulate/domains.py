@@ -1,4 +1,4 @@
-"""Steps of a training of domains over ranks, in time.
+"""Simulated steps of a training whose domains are spread over ranks.
 
 A rank encodes and decodes its samples, sends codes to all others, computes the losses of all codes,
 runs the backward, and updates its parameters when gradients have been summed. Messages take as long
@@ -67,7 +67,7 @@ class DomainSteps:
     algorithm: Algorithm
 
     def record(self, minibatches: int) -> Record:
-        """The record of so many minibatches from the first one."""
+        """The record of the first ``minibatches`` minibatches."""
         ranks = range(len(self.costs))
         record = Record(plan=self.plan, minibatches=minibatches)
         spans: list[list[Span]] = [[] for _ in ranks]

@@ -177,7 +177,7 @@ class Engine:
             if rank.action is not None
         ]:
             raise ScheduleError(
-                f"deadlock: {'; '.join(stuck[:8])} would wait for ever",
+                f"deadlock: {'; '.join(stuck[:8])} would wait forever",
                 remedy="let queues hold more messages (outbox, inbox), or choose another schedule",
             )
         # The last event may have had no effect and come later.
@@ -286,7 +286,7 @@ class Cycle:
 
 
 class CycleDetector:
-    """Looks for a cycle in a run and leaves whole cycles out.
+    """Looks for a cycle in a run and skips whole cycles.
 
     Once the times of updates repeat, the detector compares the whole state at the beginning and the
     end of the repetition. If they are equal, it limits the supply of minibatches, so that the run

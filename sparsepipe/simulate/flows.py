@@ -2,8 +2,8 @@
 
 Each message runs through some ports, such as the sending side of one network card and the receiving
 side of another. A port gives every message that runs through it the same share of its speed, and a
-message moves as fast as the least of its shares, which is what TCP comes to on a switch whose links
-carry few long messages. Other messages do not get the part of a share that a message cannot use
+message moves at the smallest of its shares, about as with TCP on a switch whose links carry few
+long messages. Other messages do not get the part of a share that a message cannot use
 because another port limits it.
 """
 
@@ -93,8 +93,8 @@ class Flow:
 class Flows:
     """All messages that are under way.
 
-    Rates are computed once for all messages that begin or end at the same time, since those of a
-    sum are thousands.
+    Rates are computed once for all messages that begin or end at the same time, since a sum may
+    have thousands of them.
     """
 
     def __init__(self, events: EventQueue, bytes_per_s: Sequence[float]) -> None:

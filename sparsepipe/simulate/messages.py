@@ -13,7 +13,7 @@ from sparsepipe.simulate.network import ClusterNetwork, Sends
 from sparsepipe.simulate.workload import Workload
 
 State: TypeAlias = tuple[tuple[object, ...], list[float]]
-"""What is where, and the times at which everything under way will end."""
+"""The discrete state of a part of a run, and the times at which what is under way will end."""
 
 Part: TypeAlias = tuple[int, int | None]
 """Number of a minibatch, and of its microbatch if minibatches are split."""
@@ -29,9 +29,9 @@ class MessageQueue:
         ports: ports that messages run through.
         latency_s: seconds from the sending of a message's last byte to its arrival.
         num_bytes: size of a message.
-        came: called when a message has come, with the message and the time when it set out.
+        came: called when a message has arrived, with the message and the time when it started.
         wake_source: called when the queue may have room for the sender's next message.
-        wake_target: called when a message has come for the receiver.
+        wake_target: called when a message has arrived for the receiver.
     """
 
     def __init__(

@@ -130,7 +130,7 @@ AS_IN_TRAINING = Sends(inbox=INBOX_DEPTH)
 
 
 class Leg(NamedTuple):
-    """A transfer of a sum, which takes place at the same time as others."""
+    """A transfer within a sum; all transfers of a phase take place at the same time."""
 
     ports: tuple[int, ...]
     num_bytes: float

@@ -233,18 +233,18 @@ class Simulation:
         return [size / share for size in sizes_of(self.microbatches, self.batches)]
 
     def record(self, minibatches: int) -> Record:
-        """Runs so many minibatches and records everything."""
+        """Runs ``minibatches`` minibatches and records everything."""
         plan = self.workload.plan
         orders = (tuple(self.order(rank, minibatches)) for rank in range(plan.num_ranks))
         return simulate(Schedule(plan, tuple(orders)), self.workload, self.setting)
 
     def order(self, rank: int, minibatches: int) -> Iterable[Action]:
-        """A rank's actions in a run of so many minibatches."""
+        """A rank's actions in a run of ``minibatches`` minibatches."""
         supply = MinibatchSupply(minibatches)
         return self.recipe.order(self.workload.plan, rank, supply, self.microbatches)
 
     def pace(self, minibatches: int) -> Pace:
-        """The pace of a run of so many minibatches."""
+        """The pace of a run of ``minibatches`` minibatches."""
         return pace(
             self.workload,
             minibatches,

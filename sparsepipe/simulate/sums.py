@@ -89,7 +89,7 @@ class Sums:
         self._due_s = 0.0  # when the latency is over
 
     def backward_begins(self, rank: int, minibatch: int) -> None:
-        """Takes note that a replica begins a backward, whose gradients come one after another."""
+        """Records that a replica begins a backward, whose gradients are done one after another."""
         if self._early is not None:
             begins_s = self._events.now_s
             after_s = self._early[rank - self._ranks.start]

@@ -52,8 +52,8 @@ def wandb_logger(
     """A Weights & Biases logger that writes to the run's directory.
 
     A resumed run keeps its id. Under a sweep agent (``wandb agent``), id, project and entity are
-    the agent's, and the group is ``WANDB_RUN_GROUP`` or else the sweep's id. Offline, the logger
-    only writes files and needs neither a login nor a network.
+    the agent's, and the group is the sweep's id. ``WANDB_RUN_GROUP`` takes precedence over any
+    group. Offline, the logger only writes files and needs neither a login nor a network.
 
     Raises:
         ConfigError: the logger is online, but no login exists.

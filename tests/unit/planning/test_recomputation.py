@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[float | None, tuple[str, ...], str]] = {
     "nor parallel.plan gives": (
         1e9, ("parallel=gpipe", AUTO, "parallel.plan.config=1-1"), "parallel.plan.cuts"
     ),
-    "that of core is not known": (None, (*SEARCHED, AUTO, "GIVEN"), "memory_bytes of each device"),
+    "that of core is unknown": (None, (*SEARCHED, AUTO, "GIVEN"), "memory_bytes of each device"),
     "no profile of mlp on core": (1e9, (*BY_HAND, AUTO), "task=profile"),
     "no plan fits the memory of the devices": (
         0.2e6, (*SEARCHED, AUTO, "GIVEN"), "fewer microbatches"

@@ -46,7 +46,7 @@ def test_a_chain_becomes_a_profile() -> None:
         ("", "no layers"),
         (line("a", "Conv3d", "fast", 0, 0, 0), "fast"),
         (line("a", "Conv3d", 1, 0, -5, 0), "-5"),
-        (line("a", "Conv3d", 1, 0, 0, 0) * 2, "line 2.* names a again"),
+        (line("a", "Conv3d", 1, 0, 0, 0) * 2, "line 2.*a occurs twice"),
         (line("a", "Conv3d", 1, 0, 0, 0) + "\ta -- b\n", "line 2.*b"),
         (
             line("a", "x", 1, 0, 0, 0) + line("b", "x", 1, 0, 0, 0) + "\ta -- b\n\tb -- a\n",

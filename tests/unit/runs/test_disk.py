@@ -87,7 +87,8 @@ def test_nothing_is_removed_where_nobody_can_be_asked(
     with Path(os.devnull).open() as nobody:
         monkeypatch.setattr(sys, "stdin", nobody)
         with pytest.raises(
-            ConfigError, match=r"no terminal to ask in\s+remedy: set task.ask=false"
+            ConfigError,
+            match=r"a terminal nobody can be asked\s+remedy: set task.ask=false",
         ):
             cleaned(outputs)
     listed = capsys.readouterr().out

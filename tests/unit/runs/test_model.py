@@ -181,7 +181,7 @@ def test_what_cannot_be_loaded_or_predicted_is_explained(run: Path, place: Path)
         with pytest.raises(ConfigError, match=f"device '{device}' not found"):
             sparsepipe.load(run, device=device)
     torch.save(checkpoint(run, "best")["state_dict"], place / "weights.pt")
-    with pytest.raises(ConfigError, match="was trained is not known"):
+    with pytest.raises(ConfigError, match="was trained is unknown"):
         sparsepipe.load(place / "weights.pt")
     model: Model = sparsepipe.load(run, device=torch.device("cpu"))
     assert model.predict_samples([]) == []
