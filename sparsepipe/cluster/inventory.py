@@ -25,7 +25,7 @@ _MOST_DEVICES = 10_000
 
 
 def _amount(value: Any) -> Any:
-    """The number, even where YAML reads it as text, as it does with 12e9; None stays None."""
+    """The number, even if YAML reads it as text, as it does with 12e9; None stays None."""
     number = value
     if isinstance(value, str):
         with suppress(ValueError):
@@ -106,7 +106,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A machine: its devices and the link between them."""
+    """A machine: its devices, and the link between any two of them (None: not known)."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
     name: str
@@ -116,7 +116,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """All hosts a run may use, and the link between any two of them."""
+    """All hosts that a run may use, and the link between any two of them (None: not known)."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
     hosts: tuple[Host, ...]

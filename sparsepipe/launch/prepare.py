@@ -157,9 +157,9 @@ def refuse_empty_microbatches(run: ResolvedRun) -> None:
         return
     most = "" if readers == 1 else f" on each of {readers} devices"
     raise ConfigError(
-        f"data.batch_size={samples}{most} gives {samples * readers} samples, but "
-        f"{MICROBATCHES_KEY}={synchronous.microbatches} are to be cut from them: some "
-        "would be empty in every step",
+        f"data.batch_size={samples}{most} gives {samples * readers} samples, too few for "
+        f"{MICROBATCHES_KEY}={synchronous.microbatches}: some microbatches would be empty in "
+        "every step",
         remedy=f"set {MICROBATCHES_KEY} to {samples * readers} or fewer "
         "(data.batch_size times the devices of the first stage), or take larger batches",
     )

@@ -1,7 +1,7 @@
 """Renumbering of the ranks under an outer launcher, to match a plan on several hosts.
 
 A launcher numbers processes node after node, but a plan numbers its devices stage after stage. The
-two differ where a stage is on a later host than the next stage, or on several hosts.
+two differ if a stage is on a later host than the next stage, or on several hosts.
 """
 
 from __future__ import annotations

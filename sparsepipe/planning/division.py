@@ -47,7 +47,7 @@ class Division:
 
     @property
     def replicas(self) -> tuple[int, ...] | None:
-        """Number of replicas of each stage; None where the number of stages is open.
+        """Number of replicas of each stage; None if the number of stages is open.
 
         Raises:
             PlanError: ``config`` is malformed.
@@ -63,7 +63,7 @@ class Division:
 
     @property
     def num_ranks(self) -> int | None:
-        """Number of devices that the division takes; None where it suits any number.
+        """Number of devices that the division takes; None if it suits any number.
 
         Raises:
             PlanError: ``config`` is malformed.
@@ -106,7 +106,7 @@ class Division:
         return f"rank {rank} (stage {plan.stage_of(rank)})"
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments for a strategy that splits models; ``grids`` only where a stage has one."""
+        """The arguments for a strategy that splits models; ``grids`` only if a stage has one."""
         cuts = None if self.cuts is None else list(self.cuts)
         grids = None if self.grids is None else [each and list(each) for each in self.grids]
         given = {"config": self.config, "cuts": cuts, "balance": self.balance}

@@ -36,7 +36,7 @@ def resolve_plan(
     run_job: RunJob | None,
 ) -> None:
     """Searches for a run's plan, or for the layers that its plan recomputes, and writes the plan to
-    the run's directory; does nothing where the configuration leaves neither open.
+    the run's directory; does nothing if the configuration determines both.
 
     A run that has begun keeps its plan: nothing is measured or searched for again. Without
     ``run_job``, which runs measurements, missing profiles and links are refused.

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 def recompute_of(parallel: Parallel, division: Division | None) -> Setting:
     """The setting of recomputation for the strategy.
 
-    A plan file replaces ``auto``, since its layers were chosen for the run, and ``none``.
+    The layers that a plan file lists replace ``auto`` and ``none``.
     """
     setting = parallel.recompute
     if division is None or parallel.synchronous is None or setting not in ("auto", "none"):
@@ -60,7 +60,7 @@ def refuse_recompute(spec: RunSpec, inventory: Inventory, division: Division | N
         raise ConfigError(
             "parallel.strategy.recompute=auto needs the stages before training, but neither a "
             "search nor parallel.plan gives them",
-            remedy="set parallel.search.search=hete_mp, which measures the devices where they have "
+            remedy="set parallel.search.search=hete_mp, which measures the devices if they have "
             "no profile; or give parallel.plan.file or parallel.plan.cuts, and profiles as "
             "parallel.search.profiles or in the hardware inventory",
         )
@@ -80,8 +80,8 @@ def refuse_recompute(spec: RunSpec, inventory: Inventory, division: Division | N
 
 
 def _refuse_plan_file(parallel: Parallel, division: Division | None) -> None:
-    """Refuses a plan file that recomputes layers where the strategy cannot recompute or names
-    other layers.
+    """Refuses a plan file that recomputes layers if the strategy cannot recompute or names other
+    layers.
     """
     if division is None or not division.details.get("recomputed"):
         return

@@ -61,7 +61,7 @@ class Graph:
         return found
 
     def chain(self) -> list[LayerProfile] | None:
-        """The layers in the order of execution; None where the graph branches."""
+        """The layers in the order of execution; None if the graph branches."""
         before = self.predecessors()
         heads = [name for name in self.nodes if not before[name]]
         if len(heads) != 1:

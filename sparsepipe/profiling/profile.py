@@ -154,12 +154,12 @@ class Profile:
 
     @property
     def update_s(self) -> float | None:
-        """Seconds of the optimizer's update of all layers; None where one is not measured."""
+        """Seconds of the optimizer's update of all layers; None if one was not measured."""
         return _sum([layer.update_s for layer in self.layers])
 
     @property
     def copy_s(self) -> float | None:
-        """Seconds of copying the weights of all layers; None where one is not measured."""
+        """Seconds of copying the weights of all layers; None if one was not measured."""
         return _sum([layer.copy_s for layer in self.layers])
 
     @property
@@ -169,12 +169,12 @@ class Profile:
 
     @property
     def input_bytes(self) -> float:
-        """Bytes of the model's input; 0 where not measured."""
+        """Bytes of the model's input; 0 if it was not measured."""
         return float(self.meta.get("input_bytes", 0.0))
 
     @property
     def load_s(self) -> float | None:
-        """Seconds in which one process reads and collates a batch; None where not measured."""
+        """Seconds in which one process reads and collates a batch; None if not measured."""
         return float(self.meta["load_s"]) if "load_s" in self.meta else None
 
     def to_json(self) -> str:
@@ -234,7 +234,7 @@ class Profile:
 
 
 def _sum(times_s: Sequence[float | None]) -> float | None:
-    """The sum of all times; None where one is missing."""
+    """The sum of all times; None if one is missing."""
     known_s = [time_s for time_s in times_s if time_s is not None]
     return sum(known_s) if len(known_s) == len(times_s) else None
 

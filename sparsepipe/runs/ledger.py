@@ -178,8 +178,8 @@ def _without_runs(tree: Tree, source: Path) -> DataError:
     ]
     return (DataError if tree.broken else NoRunsError)(
         f"{source} has no finished run" + (f", but {' and '.join(others)}" if others else ""),
-        remedy="run the experiment (sparsepipe -m experiment=NAME), which goes on with unfinished "
-        "runs; or give the directory of its runs",
+        remedy="run the experiment (sparsepipe -m experiment=NAME), which resumes unfinished runs, "
+        "or give the directory of its runs",
     )
 
 
@@ -293,7 +293,7 @@ def _result_of(path: Path) -> dict[str, Any]:
     try:
         ended = moment(read_mapping(path / _DONE, time=reading.amount)["time"])
     except (DataError, ValueError, OverflowError, OSError):
-        ended = None  # the run is finished all the same
+        ended = None  # but the run is finished
     known = {"name": path.absolute().parent.name, "run_id": path.name, "finished_at": ended}
     return {**found, **{key: item for key, item in known.items() if found.get(key) is None}}
 
@@ -301,8 +301,8 @@ def _result_of(path: Path) -> dict[str, Any]:
 def run_directories(root: Path) -> Iterator[Path]:
     """The directories of runs at or below a directory, ordered by name.
 
-    Hidden directories, from which runs are being removed, are left out; a directory with links to
-    it comes once. Raises a DataError if a directory cannot be read.
+    Hidden directories, from which runs are being removed, are left out; a directory that is also
+    linked comes once. Raises a DataError if a directory cannot be read.
     """
     return (path for path, is_run in _walk(root) if is_run)
 

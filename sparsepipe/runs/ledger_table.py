@@ -35,7 +35,7 @@ _CONFIG = (
 
 @dataclass(frozen=True, slots=True)
 class LedgerColumn:
-    """A column of the ledger: its name, type and unit (empty where it has none)."""
+    """A column of the ledger: its name, type and unit (empty if it has none)."""
 
     name: str
     dtype: Dtype
@@ -180,7 +180,7 @@ def _column(name: str, values: Sequence[Any]) -> pd.Series[Any]:
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table as plain values; None where a value is missing."""
+    """The rows of a table as plain values; None for a missing value."""
     import pandas as pd
 
     columns = {

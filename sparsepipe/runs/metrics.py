@@ -1,7 +1,7 @@
 """The metrics file of a run: its rows, and the series of each metric.
 
 ``metrics.csv`` has one row for each epoch, with the columns ``epoch`` (from 0), ``step`` and one
-for each metric. A cell is blank where the epoch has no value: not every epoch is validated, and
+for each metric. A cell is blank if the epoch has no value: not every epoch is validated, and
 the values of a final test are in the last row.
 """
 

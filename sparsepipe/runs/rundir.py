@@ -27,7 +27,7 @@ _STARTS = ".starts"
 
 
 class _InRun:
-    """A path within a run's directory."""
+    """An attribute of :class:`RunDir` with the path of a file in the run's directory."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -108,7 +108,7 @@ class RunDir:
         """Prepares the directory for a run; with ``force``, removes all but trackers' files."""
         again = bool(spec.force) and self.path.exists()
         if attempt := self.attempt + again:
-            write_text_atomic(self._attempts, str(attempt))  # first, lest it be lost by a kill
+            write_text_atomic(self._attempts, str(attempt))  # first, so that a kill cannot lose it
         if again:
             # Moved first: a directory that is half removed must not look like a run.
             self.path.rename(self.path.with_name(f".{self.run_id}.{os.getpid()}.{time.time_ns()}"))

@@ -94,7 +94,7 @@ class MinibatchSupply:
     """Tells the ranks of a run how many more minibatches come.
 
     Ranks ask for a few minibatches at a time, so that no list of all actions is needed and the run
-    can be shortened while it goes on.
+    can be shortened while it is under way.
 
     Args:
         minibatches: number of minibatches of the run.

@@ -157,7 +157,7 @@ def _steps(schedule: Schedule, rank: int, *, gradient_first: bool) -> Iterator[_
 
 
 class _Play:
-    """Lets every rank go on as far as it can, until all are through. See :func:`check`."""
+    """Lets every rank proceed as far as it can, until all have finished. See :func:`check`."""
 
     def __init__(self, schedule: Schedule, *, outbox: int | None, gradient_first: bool) -> None:
         self._plan, self._outbox = schedule.plan, outbox
@@ -166,12 +166,12 @@ class _Play:
             deque(_steps(schedule, rank, gradient_first=gradient_first)) for rank in ranks
         ]
         self._channels: dict[tuple[int, int, str], deque[Part]] = defaultdict(deque)
-        self._ready = deque(ranks)  # ranks that may be able to go on
+        self._ready = deque(ranks)  # ranks that may be able to proceed
         self._queued = set(ranks)  # the same, to look up
-        self._new = set(ranks)  # ranks that have come to a step that was not examined yet
+        self._new = set(ranks)  # ranks at a step that was not examined yet
 
     def run(self) -> None:
-        """Returns when all ranks are through; raises an error for ranks that cannot go on."""
+        """Returns when all ranks have finished; raises an error for ranks that cannot."""
         while self._ready:
             rank = self._ready.popleft()
             self._queued.discard(rank)

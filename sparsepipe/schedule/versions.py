@@ -1,4 +1,4 @@
-"""Which weights each minibatch uses in a schedule, and how many sets of weights exist at a time.
+"""The weights that each minibatch uses in a schedule, and the number of sets of weights at a time.
 
 Version v of a rank's weights is that after v updates.
 """
@@ -91,7 +91,7 @@ class Tally:
         rank: the rank whose actions :meth:`see` gets.
 
     Attributes:
-        stashed: the most sets at a time so far under weight stashing, with the newest.
+        stashed: the most sets at a time so far under weight stashing, including the newest.
         vertical: the same under vertical sync, for asynchronous schedules. Until the drain, the
             version that the rank's next minibatch would need and all later ones are kept.
         predicted: the same under SpecTrain: the newest, and one for each minibatch in flight.
@@ -107,7 +107,7 @@ class Tally:
         self.stashed = self.vertical = self.predicted = 1
 
     def see(self, action: Action) -> None:
-        """Counts the next action of the rank."""
+        """Updates the counts for the next action of the rank."""
         key = action.number, action.microbatch
         if action.kind == "U":
             self._updates += 1
@@ -122,7 +122,7 @@ class Tally:
         self._count()
 
     def drain(self) -> None:
-        """Counts on without further minibatches: the pipeline drains."""
+        """Stops counting weights for the rank's next minibatch, since no more come."""
         self._kept_from = None
 
     def _count(self) -> None:
@@ -138,17 +138,17 @@ class Tally:
 
 
 def peak_stashed(schedule: Schedule, rank: int) -> int:
-    """The final :attr:`Tally.stashed` of a rank in a schedule."""
+    """The most sets of weights that a rank has at a time under weight stashing."""
     return _tally(schedule, rank).stashed
 
 
 def peak_vertical(schedule: Schedule, rank: int) -> int:
-    """The final :attr:`Tally.vertical` of a rank in a schedule."""
+    """The most sets of weights that a rank has at a time under vertical sync (:class:`Tally`)."""
     return _tally(schedule, rank).vertical
 
 
 def peak_predicted(schedule: Schedule, rank: int) -> int:
-    """The final :attr:`Tally.predicted` of a rank in a schedule."""
+    """The most sets of weights that a rank has at a time under SpecTrain, with predicted ones."""
     return _tally(schedule, rank).predicted
 
 

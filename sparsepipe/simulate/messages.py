@@ -137,7 +137,7 @@ class Messages:
 
     Args:
         transfers: list to which the spans of messages are added; None: no record.
-        wake: called with a rank that may go on.
+        wake: called with a rank that may be able to proceed.
     """
 
     def __init__(

@@ -108,8 +108,8 @@ class Sends:
 
     Args:
         outbox: most messages that wait in addition to the one on its way before the sender waits;
-            0: the sender waits until its message has come; None: no limit.
-        inbox: most messages that have come but are not taken yet; 0: a message sets out when the
+            0: the sender waits until its message has arrived; None: no limit.
+        inbox: most messages that have arrived but are not taken yet; 0: a message starts when the
             receiver waits for it; None: no limit.
     """
 
@@ -126,7 +126,7 @@ class Sends:
 
 
 AS_IN_TRAINING = Sends(inbox=INBOX_DEPTH)
-"""A message sets out when the receiver has taken the one before it; senders never wait."""
+"""A message starts when the receiver has taken the one before it; senders never wait."""
 
 
 class Leg(NamedTuple):

@@ -117,7 +117,7 @@ def _measured(record: Record, *, splits: bool) -> Cycle:
     busy = []
     for rank, busy_s in enumerate(record.busy_s):
         stage, replica = plan.stage_of(rank), plan.replica_of(rank)
-        # The number of minibatches of which this rank has computed something.
+        # This rank computes for one in so many minibatches.
         share = 1 if splits else plan.replicas(stage)
         computed = count if splits else len(range(replica, count, share))
         each_s = busy_s / computed / share

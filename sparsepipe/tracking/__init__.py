@@ -1,1 +1,1 @@
-"""Loggers of Weights & Biases, MLflow and TensorBoard, beside the metrics file."""
+"""Loggers for Weights & Biases, MLflow and TensorBoard, in addition to the metrics file."""

@@ -265,7 +265,7 @@ def end_tracking(*, failed: bool) -> None:
 
 
 def _unset_variables() -> None:
-    """Removes a job's variables: the next one sets its own, and programs should not see them."""
+    """Removes a job's variables, which neither later jobs nor other programs should see."""
     for name, value in _SET_VARIABLES.items():
         if os.environ.get(name) == value:
             del os.environ[name]

@@ -95,7 +95,7 @@ def test_refused_before_ranks_start(
     with pytest.raises(ConfigError) as refused:
         run_directory(config)
     assert message in refused.value.message
-    assert f"microbatches={parts} are to be cut" in refused.value.message
+    assert f"microbatches={parts}: some microbatches" in refused.value.message
     assert most in refused.value.remedy
 
 

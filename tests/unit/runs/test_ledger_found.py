@@ -81,7 +81,7 @@ def test_unfinished_runs_are_named_rather_than_other_experiments(tmp_path: Path)
         leave(outputs, "a", run_id, done=False)
     with pytest.raises(NoRunsError, match="a has no finished run, but 2 unfinished") as error:
         load_results(outputs, experiment="a")
-    assert "goes on with unfinished runs" in error.value.remedy
+    assert "resumes unfinished runs" in error.value.remedy
     with pytest.raises(NoRunsError, match="no finished run of experiment 'c'") as error:
         load_results(outputs, experiment="c")
     assert "choose one of b" in error.value.remedy
