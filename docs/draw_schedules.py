@@ -27,11 +27,11 @@ class Drawing(NamedTuple):
     """One picture.
 
     Attributes:
-        title: above it.
-        schedule: what is run.
-        until: where it ends.
-        stages: how many times longer each stage takes.
-        unit_name: what the time axis counts.
+        title: title above the picture.
+        schedule: the schedule that is drawn.
+        until: end of the time axis.
+        stages: time of each stage as a multiple of the unit; None: all take equally long.
+        unit_name: label of the time axis.
     """
 
     title: str

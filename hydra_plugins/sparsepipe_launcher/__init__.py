@@ -27,15 +27,14 @@ class SparsePipeLauncherConf:
 
 
 class SparsePipeLauncher(Launcher):
-    """Runs each job in processes of its own, several at a time where they find room.
+    """Runs each job in processes of its own, several at a time if they fit on the machine.
 
     Args:
-        max_jobs: at most so many at a time; None: as many as find cores and GPUs.
-        cores_per_rank: how many cores each process of a job gets; None: without GPUs all cores
-            are one job's.
-        job_limit_s: a job that takes longer is ended, whatever it waits for; None: no limit.
-        wait_limit_s: how long a job waits for another process that works on the same run; None: no
-            limit.
+        max_jobs: most jobs at a time; None: as many as there are cores and GPUs for.
+        cores_per_rank: cores for each process of a job; None: a job without GPUs takes all cores.
+        job_limit_s: longest time of a job in seconds, waits included; None: no limit.
+        wait_limit_s: longest wait of a job, in seconds, for another process that works on the same
+            run; None: no limit.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class SparsePipeLauncher(Launcher):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        """Takes what Hydra gives; jobs run the configuration's task and no function of ours."""
+        """Keeps the configuration and context; jobs run the configuration's task themselves."""
         del task_function
         self._config, self._context = config, hydra_context
 
