@@ -1,5 +1,5 @@
-"""Networks as ordered lists of layers, and the LightningModules that train them, without parallel
-code: the entries of an ``nn.Sequential`` are the units of profiling and partitioning.
+"""Networks, whose ``nn.Sequential`` entries are the units of profiling and partitioning, and the
+LightningModules that train them. Neither contains parallel code.
 """
 
 from sparsepipe.models.classifier import Classifier as Classifier

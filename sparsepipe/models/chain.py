@@ -1,8 +1,8 @@
 """Blocks of layers in a chain, with skips, and checks of the arguments that networks share.
 
-A pipeline runs the entries of an ``nn.Sequential`` one after another, and each sees only what the
-entry before it returned. The value of a chain is therefore a tensor, or a tuple of that tensor and
-the tensors kept for later entries (the latest one last), such as the skips of a U-Net.
+A chain is an ``nn.Sequential`` that a pipeline can split: each entry sees only what the one before
+returned. The value between two entries is therefore a tensor, or a tuple of the tensor to compute
+on and those kept for later entries (the latest one last), such as the skips of a U-Net.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from sparsepipe.errors import ConfigError
 
 Value = Tensor | tuple[Tensor, ...]
-"""The value of a chain: a tensor, or a tensor and further tensors kept for later entries."""
+"""What an entry of a chain takes and returns: a tensor, alone or with tensors kept for later."""
 Head = Literal["classification", "segmentation"]
-"""What a network returns: logits [B, K] of samples, or [B, K, *spatial] of their positions."""
+"""What a network labels: each sample (logits [B, K]) or each position ([B, K, *spatial])."""
 
 CONVOLUTIONS: dict[int, type[nn.Conv1d | nn.Conv2d | nn.Conv3d]] = {
     1: nn.Conv1d,
@@ -40,7 +40,7 @@ _GLOBAL_POOLS: dict[int, Callable[[int], nn.Module]] = {
     3: nn.AdaptiveAvgPool3d,
 }
 ENTRY_KEEP: dict[str, Literal["input"] | None] = {"classification": None, "segmentation": "input"}
-"""What the first block keeps, by head: :class:`Resized` needs the size of the input."""
+"""What the first block of a network keeps, by head: :class:`Resized` needs the input's size."""
 _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
@@ -50,7 +50,7 @@ def parted(value: Value) -> tuple[Tensor, tuple[Tensor, ...]]:
 
 
 def joined(value: Tensor, kept: tuple[Tensor, ...]) -> Value:
-    """Undoes :func:`parted`."""
+    """Combines the two results of :func:`parted`."""
     return (value, *kept) if kept else value
 
 
@@ -59,10 +59,10 @@ class ChainBlock(nn.Sequential):
 
     Args:
         layers: each takes a tensor and returns one.
-        keep: whether to keep the block's input or its output for later entries; None: neither.
+        keep: which tensor to keep for later entries, the block's input or its output; None: none.
         checkpointing: whether to save the input only and compute the layers again in the backward
             pass.
-        least: smallest size that the value may have along each spatial dimension.
+        least: smallest valid size of the input along each spatial dimension.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ChainBlock(nn.Sequential):
         self.least = least
 
     def forward(self, input: Value) -> Value:
-        """Returns the value after the layers, with all tensors kept so far."""
+        """Returns the output of the layers, with all tensors kept so far."""
         value, kept = parted(input)
         sizes = list(value.shape[2:])
         if min(sizes) < self.least:
@@ -95,14 +95,13 @@ class ChainBlock(nn.Sequential):
 
 
 class Resized(nn.Module):
-    """Interpolates the value linearly to the size of the tensor kept last, which is dropped."""
+    """Interpolates a tensor linearly to the spatial size of the one kept last, which is dropped."""
 
     def __init__(self, dimensions: int) -> None:
         super().__init__()
         self.dimensions = dimensions
 
     def forward(self, input: Value) -> Value:
-        """Returns the value [B, C, *spatial], in the spatial size of the kept tensor."""
         value, kept = parted(input)
         size = list(kept[-1].shape[2:])
         mode = _LINEAR[self.dimensions]
@@ -110,8 +109,8 @@ class Resized(nn.Module):
 
 
 def recomputed(module: nn.Module, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """Returns ``function(*inputs)`` and computes its intermediate values again in the backward
-    pass, with the same random draws and on copies of the statistics of ``module``'s batch norms.
+    """Returns ``function(*inputs)``, whose intermediate values are computed again in the backward
+    pass, with the same random draws and without a second update of ``module``'s batch norms.
     """
 
     @contextmanager
@@ -136,8 +135,8 @@ def recomputed(module: nn.Module, function: Callable[..., Tensor], *inputs: Tens
 def convolved(
     dimensions: int, in_channels: int, out_channels: int, kernel_size: int = 3, *, norm: bool = True
 ) -> list[nn.Module]:
-    """Builds a convolution that keeps sizes, a batch norm if ``norm``, and a ReLU; initialised as
-    in He et al., "Delving Deep into Rectifiers".
+    """Builds a convolution that keeps the spatial size, a batch norm if ``norm``, and a ReLU;
+    weights are initialised as in He et al., "Delving Deep into Rectifiers".
     """
     layer = CONVOLUTIONS[dimensions](
         in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=not norm
@@ -169,7 +168,7 @@ def head_entries(
 
 
 def require(holds: bool, name: str, value: object, valid: str) -> None:
-    """Raises a ``ConfigError`` about the key ``model.<name>`` unless ``holds``."""
+    """Raises a ``ConfigError`` about ``model.<name>`` unless ``holds``; ``valid`` is its remedy."""
     if not holds:
         raise ConfigError(f"model.{name}={value!r} is not valid", remedy=f"choose {valid}")
 
@@ -182,7 +181,7 @@ def check_sizes(
     dropout: float = 0.0,
     head: str = "classification",
 ) -> None:
-    """Raises a ``ConfigError`` if an argument that networks share is not valid."""
+    """Raises a ``ConfigError`` if one of these arguments, common to most networks, is not valid."""
     require(width > 0, "width", width, "a number above 0, such as 0.5")
     require(0 <= dropout < 1, "dropout", dropout, "a number in [0, 1)")
     require(num_classes >= 1, "num_classes", num_classes, "1 or more")

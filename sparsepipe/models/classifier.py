@@ -32,13 +32,13 @@ class LRSchedule:
     """Builds a ``torch`` learning-rate scheduler once the length of the training is known.
 
     Args:
-        factory: called as ``factory(optimizer)`` or ``factory(optimizer, **{horizon: n})``.
+        factory: builds the scheduler from the optimizer and, given ``horizon``, from the length.
         interval: unit in which the schedule advances, ``step`` or ``epoch``; None: ``step``.
             ``ReduceLROnPlateau`` always advances once an epoch.
         monitor: the metric that ``ReduceLROnPlateau`` watches; None: ``val/loss`` where its mode is
             ``min``, else ``val/accuracy``.
-        horizon: name of the argument of ``factory``, if any, for the schedule's length in units of
-            ``interval`` (``total_steps`` of OneCycleLR, ``T_max`` of CosineAnnealingLR).
+        horizon: name of ``factory``'s argument for the length in units of ``interval``
+            (``total_steps`` of OneCycleLR, ``T_max`` of CosineAnnealingLR); None: it has none.
     """
 
     factory: Callable[..., LRScheduler]
@@ -49,7 +49,7 @@ class LRSchedule:
     def __post_init__(self) -> None:
         if self.interval not in ("step", "epoch", None):
             raise ConfigError(
-                f"the schedule's interval {self.interval!r} is not valid",
+                f"the learning-rate schedule's interval {self.interval!r} is not valid",
                 remedy="use 'step' or 'epoch'",
             )
 
@@ -62,7 +62,7 @@ class LRSchedule:
             optimizer: the optimizer whose learning rate is scheduled.
             steps: optimizer steps of the training; infinite if unknown.
             epochs: epochs of the training; negative if unknown.
-            validated_every: epochs from one validation to the next.
+            validated_every: number of epochs from one validation to the next.
         """
         interval, arguments = self.interval or "step", {}
         if self.horizon is not None:
@@ -70,7 +70,7 @@ class LRSchedule:
             if math.isinf(length) or length < 0:
                 raise ConfigError(
                     f"the learning-rate schedule needs the training's length in {interval}s, "
-                    "but the training has no end",
+                    "which is unknown",
                     remedy="set trainer.max_epochs to a number, or choose optim.schedule=null",
                 )
             arguments[self.horizon] = int(length)
@@ -86,11 +86,12 @@ class LRSchedule:
 class Optimised(pl.LightningModule):
     """LightningModule with an optimizer and a schedule of its learning rate.
 
+    Either argument may also be a mapping with ``_target_`` that describes it.
+
     Args:
-        optimizer: callable that builds the optimizer of given parameters; or a mapping with
-            ``_target_`` that describes it, as ``schedule`` may be.
-        schedule: an :class:`LRSchedule`; or a callable that builds a scheduler for an optimizer
-            (Hydra's ``_partial_: true``), which advances once an epoch; None: a constant rate.
+        optimizer: callable that returns an optimizer of the parameters it gets.
+        schedule: an :class:`LRSchedule`; or a callable (Hydra's ``_partial_: true``) that returns a
+            scheduler for an optimizer, to advance once an epoch; None: a constant rate.
     """
 
     def __init__(
@@ -113,7 +114,6 @@ class Optimised(pl.LightningModule):
         self._schedule = schedule
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """Builds the optimizer of ``parameters``."""
         try:
             return self._optimizer(parameters)
         except (TypeError, ValueError) as error:
@@ -136,23 +136,23 @@ class Optimised(pl.LightningModule):
 
 
 class Classifier(Optimised):
-    """Cross-entropy classification of shapes, or of each voxel of a shape (segmentation).
+    """Trains a network to classify shapes, or each voxel of a shape (segmentation).
 
     A batch is a mapping with ``input`` (a ``SparseTensor``, or a dense grid [B, C, X, Y, Z], as
     ``layers`` requires), ``label`` (int64 [B], or [B, X, Y, Z] of voxels, where -100 is ignored)
-    and ``index`` (int64 [B], the shape's number in its split). Signals and images are grids of one
-    and two dimensions. The input is cast to the dtype of the parameters, since Lightning's
-    precision casts plain tensors only.
+    and ``index`` (int64 [B], the shape's number in its split). Signals and images are dense grids
+    of one and two spatial dimensions. The input is cast to the dtype of the parameters, since
+    Lightning's precision casts plain tensors only.
 
-    Logged: ``train/loss_step`` and ``train/accuracy_step`` per step; ``train/loss``,
-    ``train/accuracy_epoch``, ``val/…`` and ``test/…`` per epoch, with ``test/class_accuracy``, the
-    mean of the per-class accuracies. Losses are cross-entropies in nats without label smoothing;
-    with it, ``train/objective`` is the minimised loss. Accuracies are top-1 shares in [0, 1]. With
-    labels of voxels, samples are voxels, and ``val/mean_iou``, ``test/mean_iou`` and
-    ``test/iou/<class>`` are added, over all voxels of a split.
+    Logged: ``train/loss_step`` and ``train/accuracy_step`` per step; per epoch ``train/loss``,
+    ``train/accuracy_epoch``, ``val/loss``, ``val/accuracy``, ``test/loss``, ``test/accuracy`` and
+    ``test/class_accuracy``, the mean accuracy of the classes. Losses are cross-entropies in nats
+    without label smoothing; with it, ``train/objective`` is the minimised loss. Accuracies are
+    top-1 shares in [0, 1]. With labels of voxels, all these count voxels, and ``val/mean_iou``,
+    ``test/mean_iou`` and ``test/iou/<class>`` are added, each over all voxels of a split.
 
-    Checkpoints contain the arguments as hyperparameters, so that ``load_from_checkpoint`` can
-    rebuild the network, from classes and functions of SparsePipe and PyTorch only (see
+    A run's checkpoints contain the arguments as hyperparameters, so that ``load_from_checkpoint``
+    can rebuild the network, from classes and functions of SparsePipe and PyTorch only (see
     :func:`sparsepipe.utils.extensions.is_trusted`).
 
     Args:
@@ -161,12 +161,13 @@ class Classifier(Optimised):
         num_classes: number of classes, K.
         optimizer: see :class:`Optimised`, also for ``schedule``.
         label_smoothing: share of the target spread evenly over the classes in training.
-        class_names: K names, for reports.
+        class_names: K names, for reports; None: the numbers from 0.
 
     Attributes:
-        test_confusion: counts int64 [K, K] of a test on all ranks, true class by row; None before.
-        test_predictions: ``index``, ``label``, ``prediction`` and ``probability`` [S] of the
-            samples of a test on all ranks; None before, and for labels of voxels.
+        test_confusion: counts int64 [K, K] of the last test on all ranks, with a row for each true
+            class; None before a test.
+        test_predictions: ``index``, ``label``, ``prediction`` and ``probability``, each [S], of the
+            S samples of the last test on all ranks; None before, and for labels of voxels.
     """
 
     def __init__(
@@ -203,7 +204,7 @@ class Classifier(Optimised):
         self.test_predictions: dict[str, Tensor] | None = None
 
     def forward(self, x: Any) -> Tensor:
-        """Returns the logits [B, K] of a batch's input, or [B, K, X, Y, Z] of its voxels."""
+        """Returns logits [B, K], or [B, K, X, Y, Z] of voxels, for the ``input`` of a batch."""
         wrong = isinstance(x, Tensor) if self._is_sparse else isinstance(x, sparse.SparseTensor)
         if wrong and (self._is_sparse or self._is_dense):
             kinds = ("sparse", "dense") if self._is_sparse else ("dense", "sparse")
@@ -292,7 +293,8 @@ class Classifier(Optimised):
             raise ConfigError(
                 f"the data have labels {list(label.shape)} of {wanted}, but the network's logits "
                 f"{list(logits.shape)} need labels {expected}",
-                remedy=f"choose model.head={head}, or data with other labels (data.labels)",
+                remedy=f"choose model.head={head}, another network whose logits fit the labels, or "
+                "data with other labels (data.labels)",
             )
         return logits, label
 
@@ -309,5 +311,5 @@ class Classifier(Optimised):
 
 
 def built(value: Any) -> Any:
-    """Builds the object that a mapping with ``_target_`` describes; keeps any other value."""
+    """Builds the object that a mapping with ``_target_`` describes; returns other values as is."""
     return build_trusted(value) if isinstance(value, Mapping) else value

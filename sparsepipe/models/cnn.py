@@ -28,7 +28,7 @@ SIDE = 28
 _KERNEL = 5
 _CHANNELS = 32
 _RANDOM_SCALE = 0.1
-"""Scale of the random part of the initial weights, which is added to the identity."""
+"""Factor of the random initial weights, to which the identity kernel is added."""
 
 
 def cnn_5x5(
@@ -39,13 +39,13 @@ def cnn_5x5(
     width: float = 1.0,
     dropout: float = 0.0,
 ) -> nn.Sequential:
-    """Builds a network from images [B, in_channels, 28, 28] to logits [B, num_classes].
+    """Builds a network that maps images [B, in_channels, 28, 28] to logits [B, num_classes].
 
-    It has ``2 * convolutions + 5`` layers. All convolutions except the first are identical, with 32
-    channels times ``width`` on 14x14, so that stages with equally many are balanced. Normalisation
-    would act on microbatches, so there is none. The first convolution is initialised as in He et
-    al. ("Delving Deep into Rectifiers"), the others near the identity (``nn.init.dirac_``): so many
-    random layers would not learn.
+    It has ``2 * convolutions + 5`` layers. All convolutions except the first have the same size, 32
+    times ``width`` channels on 14 x 14 pixels, so that stages with equally many of them are
+    balanced. There is no normalisation, since it would act on microbatches. The first convolution
+    is initialised as in He et al. ("Delving Deep into Rectifiers"), the others near the identity
+    (``nn.init.dirac_``), since so many random layers would not learn.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)
     require(convolutions >= 1, "convolutions", convolutions, "1 or more")
@@ -81,15 +81,15 @@ def cnn_nd(
 ) -> nn.Sequential:
     """Builds a network of convolutions with batch norm, max pools between levels, and a head.
 
-    It maps [B, in_channels, *spatial] to logits [B, num_classes], or [B, num_classes, *spatial].
-    Each spatial size must be at least ``2 ** (levels - 1)``.
+    It maps [B, in_channels, *spatial] to logits [B, num_classes], or [B, num_classes, *spatial] for
+    segmentation. Each spatial size must be at least ``2 ** (levels - 1)``.
 
     Args:
         dimensions: number of spatial dimensions, 1 to 3.
         num_classes: number of classes.
         in_channels: channels of a sample.
         head: ``classification`` or ``segmentation``.
-        levels: one more than the number of max pools; channels double from level to level.
+        levels: number of resolutions; a max pool leads to the next, which has twice the channels.
         convolutions: number of convolutions in each level.
         kernel_size: odd kernel size of all convolutions except the head's.
         width: multiplies the 32 channels of the first level.

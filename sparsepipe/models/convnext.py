@@ -33,7 +33,7 @@ _EXPANSION = 4
 
 
 class Permute(nn.Module):
-    """Returns a view with the dimensions in another order."""
+    """Returns a view of a tensor whose dimensions are in the given ``order``."""
 
     def __init__(self, order: Sequence[int]) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Permute(nn.Module):
 
 
 class LayerNorm2d(nn.LayerNorm):
-    """Layer norm over the channels of each position of [B, C, H, W]."""
+    """Layer norm over the channels at each position of [B, C, H, W]."""
 
     def forward(self, input: Tensor) -> Tensor:
         channels_last = super().forward(input.permute(0, 2, 3, 1))
@@ -52,14 +52,14 @@ class LayerNorm2d(nn.LayerNorm):
 
 
 class StochasticDepth(nn.Module):
-    """Drops a branch for random samples in training ("row" mode) and scales it for the others."""
+    """Drops a residual branch for random samples in training; torchvision's mode "row"."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
         self.probability = probability
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns zeros or ``x / (1 - probability)`` for each sample; in evaluation ``x``."""
+        """Returns zeros or ``x / (1 - probability)`` for each sample; in evaluation, ``x``."""
         if not self.training or self.probability == 0:
             return x
         survival = 1 - self.probability
@@ -69,7 +69,7 @@ class StochasticDepth(nn.Module):
 
 
 class CNBlock(nn.Module):
-    """Computes ``x + drop(scale * mlp(norm(depthwise(x))))``; figure 4 of the paper."""
+    """Computes ``x + stochastic_depth(scale * mlp(norm(depthwise(x))))``; figure 4 of the paper."""
 
     def __init__(
         self, channels: int, *, layer_scale: float, stochastic_depth: float, checkpointing: bool
@@ -90,7 +90,6 @@ class CNBlock(nn.Module):
         self.checkpointing = checkpointing
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps [B, C, H, W] to the same shape."""
         return recomputed(self, self._sum, x) if self.checkpointing else self._sum(x)
 
     def _sum(self, x: Tensor) -> Tensor:
@@ -112,16 +111,17 @@ def convnext(
 ) -> nn.Sequential:
     """ConvNeXt from [B, in_channels, H, W] to logits [B, num_classes] or [B, num_classes, H, W].
 
-    The entries are ``features`` (a chain of the stem, four stages and the layers between them),
-    ``avgpool`` and ``classifier``; a pipeline splits the chain (``layers=layers.features``). For
-    segmentation, ``classifier`` maps each position, and ``resize`` interpolates its logits to the
-    size of the image. Height and width must be at least 32.
+    The entries are ``features`` (a chain of the stem, the stages and the layers between them),
+    ``avgpool`` and ``classifier``; a pipeline splits the chain
+    (``parallel.strategy.layers=layers.features``). For segmentation, ``classifier`` maps each
+    position, without ``avgpool``, and ``resize`` interpolates its logits to the size of the image.
+    With four stages, height and width must be at least 32.
 
     ``channels`` and ``blocks`` list the channels and the number of blocks of each stage; published
-    weights have 3 input channels and a ``width`` of 1. ``layer_scale`` is LayerScale's initial
-    value, ``stochastic_depth`` the probability that a sample skips the last block; for the others
-    it rises linearly from 0. Other arguments and errors are those of
-    :func:`sparsepipe.models.cnn.cnn_nd`.
+    weights have 3 input channels and a ``width`` of 1, which multiplies all channels.
+    ``layer_scale`` is LayerScale's initial value. ``stochastic_depth`` is the probability that a
+    sample skips the last block in training; it rises linearly from 0 at the first block. Other
+    arguments are those of :func:`sparsepipe.models.cnn.cnn_nd`.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, head=head)
     valid = 0 <= stochastic_depth < 1

@@ -48,7 +48,7 @@ class DenseLayer(nn.Module):
         self.checkpointing = checkpointing
 
     def forward(self, input: Value) -> Value:
-        """Returns [B, in_channels + growth, D, H, W]."""
+        """Maps [B, in_channels, D, H, W] to [B, in_channels + growth, D, H, W]."""
         value, kept = parted(input)
         run = partial(recomputed, self, self.layers) if self.checkpointing else self.layers
         new: Tensor = run(value)
@@ -75,13 +75,12 @@ def densenet3d(
     dropout: float = 0.0,
     checkpointing: bool = False,
 ) -> nn.Sequential:
-    """DenseNet: [B, in_channels, D, H, W] to logits [B, num_classes] or [B, num_classes, D, H, W].
+    """DenseNet from [B, in_channels, D, H, W] to logits [B, num_classes], or for segmentation
+    [B, num_classes, D, H, W]; each dense layer is one entry.
 
-    Each dense layer is one entry. D, H and W must be at least ``2 ** (len(blocks) + 1)``.
-
-    ``blocks`` lists the number of layers of each dense block; ``width`` multiplies the growth rate
-    of 32 and the 64 channels before the first block. Other arguments and errors are those of
-    :func:`sparsepipe.models.cnn.cnn_nd`.
+    D, H and W must be at least ``2 ** (len(blocks) + 1)``. ``blocks`` lists the number of layers of
+    each dense block; ``width`` multiplies the growth rate of 32 and the 64 channels before the
+    first block. Other arguments are those of :func:`sparsepipe.models.cnn.cnn_nd`.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)
     valid = "the number of layers of each dense block, such as [6, 12, 24, 16]"

@@ -1,8 +1,8 @@
 """Losses of domain separation networks.
 
 Source: Bousmalis, Trigeorgis, Silberman, Krishnan and Erhan, "Domain Separation Networks" (NIPS
-2016), sections 3.1 to 3.3. Their sums over samples are means here, as in their own program, so that
-weights do not depend on the batch size.
+2016), sections 3.1 to 3.3. Their sums over samples are means here, as in their code, so that
+the weights of the losses do not depend on the batch size.
 
 Shapes: B samples, C values of a code, N + 1 domains, of which the first is the source.
 """
@@ -31,7 +31,7 @@ MMD_WIDTHS = (
 
 
 def si_mse(output: Tensor, target: Tensor) -> Tensor:
-    """Returns the scale-invariant mean squared error [B] of each sample; eq. 5.
+    """Returns the scale-invariant mean squared error [B] of samples [B, ...]; eq. 5.
 
     For a sample of k values with errors e it is ``||e||^2 / k - (sum e)^2 / k^2``: a constant added
     to all errors costs nothing.
@@ -41,7 +41,7 @@ def si_mse(output: Tensor, target: Tensor) -> Tensor:
 
 
 def mse(output: Tensor, target: Tensor) -> Tensor:
-    """Returns the mean squared error [B] of each sample."""
+    """Returns the mean squared error [B] of samples [B, ...]."""
     return (output - target).flatten(1).square().mean(1)
 
 
@@ -52,9 +52,9 @@ RECONSTRUCTIONS: dict[Reconstruction, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def difference(shared_BC: Tensor, private_BC: Tensor) -> Tensor:
-    """Returns ``||Hs^T Hp||_F^2`` of one domain's shared and private codes; a term of eq. 4.
+    """Returns ``||Hs^T Hp||_F^2`` of one domain's shared codes Hs and private codes Hp; eq. 4.
 
-    Codes are centred over the samples, and each is then scaled to length 1.
+    Codes are first centred over the samples, then each is scaled to length 1.
     """
     shared, private = (
         F.normalize(codes - codes.mean(0), dim=1) for codes in (shared_BC, private_BC)
@@ -88,14 +88,15 @@ def mmd(first_BC: Tensor, second_BC: Tensor, *, unbiased: bool = False) -> Tenso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainLosses:
-    """Weights and kinds of the terms of the objective; eq. 4.
+    """Weights and kinds of the terms of eq. 4, the objective.
 
     Args:
         alpha: weight of the reconstruction.
         beta: weight of the difference of shared and private codes.
         gamma: weight of the similarity of domains.
-        similarity: ``dann``, ``mmd``, ``mmd_unbiased`` or ``none``.
-        similarity_from: optimizer steps before the similarity counts (10,000 in the paper).
+        similarity: kind of :meth:`dissimilarity`; ``none`` leaves the term out.
+        similarity_from: number of optimizer steps before the similarity counts (10,000 in the
+            paper).
         reconstruction: ``si_mse``, as in the paper, or ``mse``.
     """
 
@@ -117,10 +118,10 @@ class DomainLosses:
     def dissimilarity(
         self, shared: Sequence[Tensor], discriminator: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Returns the similarity loss of the domains' shared codes, a tensor [B, C] for each.
+        """Returns the similarity loss of the shared codes, [B, C] for each domain, source first.
 
         ``dann``: the cross-entropy of the discriminator's logits [B, N + 1], whose gradient is
-        reversed for the codes; ``mmd``: the mean discrepancy between a target and the source.
+        reversed for the codes; ``mmd``: the mean of the targets' :func:`mmd` to the source.
         """
         if self.similarity == "dann":
             codes_BC = torch.cat(list(shared))

@@ -1,4 +1,4 @@
-"""The LightningModule that trains domain separation networks, written as for one device.
+"""The LightningModule that trains domain separation networks, written as if for one device.
 
 A :class:`DomainExchange` brings the domains of a minibatch together, in one process or, with
 :mod:`sparsepipe.domains`, over several ranks.
@@ -40,7 +40,7 @@ _UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codes:
-    """Codes of a minibatch; samples are in the order of the domains.
+    """Codes and labels of a minibatch, whose samples are ordered by domain.
 
     Attributes:
         shared_BC: shared codes.
@@ -59,7 +59,7 @@ class Codes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Input of the losses: :class:`Codes` with the error of each sample's reconstruction."""
+    """Input of the losses: :class:`Codes` with reconstruction errors in place of the samples."""
 
     shared_BC: Tensor
     private_BC: Tensor
@@ -84,13 +84,13 @@ class MinibatchLosses:
 
 
 class DomainExchange:
-    """Brings the domains of a minibatch together where all of them are in this process.
+    """Computes the losses of minibatches whose domains are all in this process.
 
     Subclasses bring together the domains of several processes.
     """
 
     def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> MinibatchLosses:
-        """Computes the losses of a minibatch; ``batch`` holds the domains of this process."""
+        """Computes the losses of a minibatch; ``batch`` maps this process's domains to batches."""
         return module.losses(module.decoded(module.encoded(batch)))
 
     def total(self, counts: Tensor) -> Tensor:
@@ -98,11 +98,11 @@ class DomainExchange:
         return counts
 
     def add_up(self, value: Tensor, domain: str | None) -> Tensor:
-        """Adds up sums of batch norms over the processes with ``domain``; None: with any."""
+        """Returns the sum of a norm's ``value`` over the processes with ``domain`` (None: all)."""
         return value
 
     def whole(self, value: Tensor) -> Tensor:
-        """Returns whole samples to reconstruct; ``value`` may be this process's shard of them."""
+        """Returns complete samples [B, ...], of which ``value`` may be this process's shard."""
         return value
 
 
@@ -110,30 +110,31 @@ class DomainSeparation(Optimised):
     """Trains a classifier on a labelled source domain for target domains without labels.
 
     A training batch maps names of domains to batches with ``input``, ``label`` and ``index``; an
-    evaluation batch is one of these, with its name as ``domain``. Labels of targets are used in
-    evaluation only.
+    evaluation batch is one of these, with the domain's name as ``domain``. Labels of targets are
+    used in evaluation only.
 
     The objective is eq. 4 of Bousmalis et al., ``task + alpha * reconstruction + beta * difference
-    + gamma * similarity``; a sum over the domains is the source's term plus the mean of the
-    targets' terms.
+    + gamma * similarity``; reconstruction and difference are the source's plus the mean of the
+    targets'.
 
     Logged per step: ``train/loss_step`` (the objective); per epoch: ``train/loss``, ``train/task``,
     ``train/accuracy`` (the source's), ``train/similarity`` and, for each domain,
     ``train/<domain>/reconstruction`` and ``train/<domain>/difference``. Evaluations log, for each
     domain, ``val/<domain>/accuracy``, ``val/<domain>/loss`` and ``val/<domain>/reconstruction``;
     ``val/accuracy`` and ``val/loss`` are the source's, ``val/target_accuracy`` is the mean over
-    targets; for tests, ``test/…``. Accuracies and losses leave out samples with label -1.
+    targets. Tests log the same with ``test/``. Accuracies and losses leave out samples with
+    label -1.
 
     Args:
         network: the network; or a mapping with ``_target_`` that describes it.
         optimizer: see :class:`~sparsepipe.models.classifier.Optimised`, also for ``schedule``.
-        class_names: K names, for reports.
+        class_names: K names, for reports; None: the numbers from 0.
 
     Attributes:
         domains: names of the domains, the source first.
         exchange: brings the domains of a minibatch together.
-        test_confusions: counts int64 [K, K] of each domain in a test, true class by row; zeros
-            for a domain without labels.
+        test_confusions: counts int64 [K, K] of the last test, by domain, with a row for each true
+            class; zeros for a domain without labels.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class DomainSeparation(Optimised):
         self._seen: dict[str, Tensor] = {}
 
     def use(self, exchange: DomainExchange | None = None) -> None:
-        """Brings domains together with ``exchange`` from now on; None: all are in this process."""
+        """Uses ``exchange`` from now on; None: all domains are in this process."""
         self.exchange = exchange or DomainExchange()
         for each in self.modules():
             if isinstance(each, DomainNorm):
@@ -162,7 +163,7 @@ class DomainSeparation(Optimised):
 
     @property
     def parts_of_domains(self) -> dict[str, str]:
-        """Domain of each parameter and buffer that belongs to one domain only, by its name."""
+        """Maps the name of each parameter and buffer of a single domain to that domain's name."""
         found = {}
         for path, each in self.named_modules():
             if isinstance(each, PerDomain):
@@ -171,7 +172,7 @@ class DomainSeparation(Optimised):
         return found
 
     def adapt_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Adapts the weights of a network with other domains to the domains of this network.
+        """Returns the weights of a network with other domains, adapted to this network's domains.
 
         Private encoders, statistics and discriminator logits of new domains keep this network's
         values; those of domains that this network lacks are left out.
@@ -203,7 +204,7 @@ class DomainSeparation(Optimised):
         return logits_BK
 
     def encoded(self, batch: Mapping[str, Any]) -> Codes:
-        """Computes the codes of the domains in ``batch``."""
+        """Computes the codes of ``batch``, which maps names of domains to their batches."""
         network = self.network
         if unknown := [name for name in batch if name not in self.domains]:
             raise ConfigError(
@@ -230,7 +231,7 @@ class DomainSeparation(Optimised):
         )
 
     def decoded(self, codes: Codes) -> Rows:
-        """Reconstructs each sample from the sum of its codes, and computes the error."""
+        """Reconstructs each sample from the sum of its two codes, and computes the errors."""
         output = self.network.decoder(codes.shared_BC + codes.private_BC)
         return Rows(
             shared_BC=codes.shared_BC,
@@ -242,8 +243,8 @@ class DomainSeparation(Optimised):
 
     @torch.no_grad()
     def reconstructions(self, name: str, input: Any) -> dict[str, Tensor]:
-        """Returns tensors [B, C, *spatial] of samples of the domain ``name``: the ``input`` and its
-        reconstructions from ``both`` codes added, the ``shared`` code and the ``private`` code.
+        """Returns, in the shape of the decoder's output, ``input`` of the domain ``name`` and its
+        reconstructions from the sum of ``both`` codes, the ``shared`` and the ``private`` codes.
         """
         was_training = self.training
         self.eval()
@@ -261,7 +262,7 @@ class DomainSeparation(Optimised):
         }
 
     def losses(self, rows: Rows) -> MinibatchLosses:
-        """Computes the losses of samples of all domains."""
+        """Computes the losses of a minibatch with samples of all domains."""
         counts = [rows.sizes[name] for name in self.domains]
         shared = rows.shared_BC.split_with_sizes(counts)
         private = rows.private_BC.split_with_sizes(counts)
@@ -287,7 +288,7 @@ class DomainSeparation(Optimised):
 
     @property
     def part_names(self) -> list[str]:
-        """Names of :attr:`MinibatchLosses.parts`, in their order."""
+        """Names of the values in :attr:`MinibatchLosses.parts`, in that order."""
         own = [
             f"{name}/{kind}" for name in self.domains for kind in ("reconstruction", "difference")
         ]
@@ -349,7 +350,7 @@ class DomainSeparation(Optimised):
         self.test_confusions = self._log_evaluation("test")
 
     def _log_evaluation(self, split: str) -> dict[str, Tensor]:
-        """Logs the sums over all processes; returns the confusion of each domain with samples."""
+        """Logs means over all processes; returns the confusion matrices of domains with samples."""
         classes = len(self.class_names)
         none = torch.zeros(3 + classes**2, dtype=torch.float64, device=self.device)
         mine = torch.stack([self._seen.get(name, none) for name in self.domains])

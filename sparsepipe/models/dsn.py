@@ -31,24 +31,24 @@ _HIDDEN = 128
 
 
 class PerDomain(nn.ModuleDict):
-    """Modules by domain name; a device needs those of its own domains only."""
+    """Modules by domain name; a rank needs only the modules of its domains."""
 
 
 class DomainNorm(nn.Module):
-    """Batch norm with shared scale and shift, and running statistics of each domain or of all.
+    """Batch norm with one scale and shift, but running statistics of each domain or of all.
 
     Statistics of each domain are those of domain-specific batch normalisation (Chang et al., CVPR
     2019), in training and in evaluation.
 
     Args:
-        channels: C of values [B, C, ...], or of the rows [M, C] of a sparse tensor.
+        channels: C of inputs [B, C, ...], or of the rows [M, C] of a sparse tensor.
         domains: names of domains with statistics of their own; empty: all domains share them.
-        together: whether values of all domains are normalised together; else those of one domain.
+        together: whether samples of all domains are normalised together; else those of one.
 
     Attributes:
-        domain: domain of the next values; see :func:`of_domain`.
+        domain: name of the next input's domain, which :func:`of_domain` sets.
         add_up: called with sums and their domain (None: all domains); adds them up over the
-            processes with values of it. None: all values are in this process.
+            processes with samples of that domain. None: all samples are in this process.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class DomainNorm(nn.Module):
         self.add_up: Callable[[Tensor, str | None], Tensor] | None = None
 
     def forward(self, input: Any) -> Any:
-        """Returns values, or a sparse tensor's features, normalised and of the same shape."""
+        """Normalises a tensor, or the features of a sparse tensor; the shape stays the same."""
         is_sparse = isinstance(input, sparse.SparseTensor)
         value: Tensor = input.feats if is_sparse else input
         known = self.statistics
@@ -100,7 +100,7 @@ _EPS, _MOMENTUM = 1e-5, 0.1
 
 
 class _Statistics(nn.Module):
-    """Running mean and variance [C] of values, used in evaluation."""
+    """Running mean and variance [C], used in evaluation."""
 
     mean: Tensor
     variance: Tensor
@@ -113,7 +113,7 @@ class _Statistics(nn.Module):
 
 @contextmanager
 def of_domain(module: nn.Module, name: str) -> Iterator[None]:
-    """Context in which inputs of ``module`` belong to the domain ``name``."""
+    """Context in which the inputs of ``module`` belong to the domain ``name``."""
     norms = [each for each in module.modules() if isinstance(each, DomainNorm)]
     for norm in norms:
         norm.domain = name
@@ -128,16 +128,16 @@ class DomainSeparationNetwork(nn.Module):
     """A shared encoder, a private one for each domain, a decoder, a head and a discriminator.
 
     Args:
-        make_encoder: builds an encoder; its argument ``make_norm`` builds a norm, or None, for a
-            number of channels.
+        make_encoder: returns an encoder; its argument ``make_norm`` maps a number of channels to a
+            norm, or to None for an encoder without norms.
         domains: names of the domains, the source first.
         code: number of values of a code, C.
         num_classes: number of classes, K.
-        decoder: maps codes [B, C] to reconstructions.
-        decoded: maps a batch's input to the tensor to reconstruct.
-        decoded_shape: shape of a sample of that tensor.
-        norm: batch norms of the shared encoder; ``all`` needs inputs that can be concatenated.
-        losses: losses of the training.
+        decoder: maps codes [B, C] to reconstructions [B, *decoded_shape].
+        decoded: maps a batch's input to the tensor to reconstruct, of the same shape.
+        decoded_shape: shape of a sample's reconstruction.
+        norm: see :data:`Norm`; ``all`` needs inputs that can be concatenated.
+        losses: losses of the training; None: the defaults of :class:`DomainLosses`.
     """
 
     def __init__(
@@ -230,8 +230,8 @@ def dsn_dense(
 ) -> DomainSeparationNetwork:
     """Builds a domain separation network for images or volumes of any size.
 
-    An encoder has two convolutions with kernel size 5, each followed by a max pool, an average pool
-    to a coarse grid and a linear layer; the decoder has a linear layer and three convolutions,
+    An encoder has two convolutions with kernel size 5 and a max pool after each, then an average
+    pool to a coarse grid and a linear layer; the decoder has a linear layer and three convolutions,
     between which values are repeated up to the decoded size.
 
     Args:
@@ -242,7 +242,7 @@ def dsn_dense(
         code: number of values of a shared or private code, C.
         width: multiplies the channels of hidden layers.
         decoded: spatial size of reconstructions; samples of another size are averaged to it.
-        norm: batch norms of the encoders: ``none``, of each ``domain``, or of ``all`` together.
+        norm: batch norms of the encoders; see :data:`Norm`.
         losses: losses of the training; None: the defaults of :class:`DomainLosses`.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width)
@@ -287,10 +287,11 @@ def dsn_sparse(
     losses: DomainLosses | None = None,
     backend: sparse.Backend | None = None,
 ) -> DomainSeparationNetwork:
-    """Builds a network for sparse tensors of shapes; arguments and errors as in :func:`dsn_dense`.
+    """Builds a network for sparse tensors of shapes; arguments as in :func:`dsn_dense`.
 
-    An encoder has three submanifold convolutions, each followed by a max pool, a global max pool
-    and a linear layer. The decoder reconstructs shares of occupied voxels on a coarser grid.
+    An encoder has three submanifold convolutions with a max pool after each, then a global max pool
+    and a linear layer. The decoder reconstructs the share of occupied voxels in each cell of a
+    coarser grid.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width)
     channels = [scaled(each, width) for each in (*_CHANNELS, 2 * _CHANNELS[-1])]

@@ -27,13 +27,13 @@ _BLOCKS = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
 _LEAST = 2 ** len(_BLOCKS)
 """Smallest height and width of an image, in pixels."""
 _SKIPS = (3, 4)
-"""Pools, counted from 1, whose outputs are kept for later."""
+"""Pools, counted from 1, whose outputs are kept as skips."""
 _FULL = 4096
 
 
 class UpScore(nn.Module):
-    """Upsamples scores by ``factor`` to the size of the tensor kept last and, given its
-    ``skip_channels``, adds the scores of that tensor.
+    """Upsamples scores by ``factor`` to the size of the tensor kept last, adds that tensor's scores
+    if its ``skip_channels`` are given, and drops it.
     """
 
     def __init__(self, num_classes: int, *, factor: int, skip_channels: int | None = None) -> None:
@@ -52,7 +52,7 @@ class UpScore(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, input: Value) -> Value:
-        """Returns scores [B, K, *spatial] in the kept tensor's spatial size, which may be odd."""
+        """Returns scores [B, K, *spatial] at the kept tensor's spatial size, which may be odd."""
         value, kept = parted(input)
         result = self.up(value, output_size=list(kept[-1].shape[2:]))
         if self.score is not None:
@@ -76,7 +76,7 @@ def fcn2d(
     there are no skips.
 
     ``batch_norm`` adds a batch norm after each convolution except those that compute scores. Other
-    arguments and errors are those of :func:`sparsepipe.models.cnn.cnn_nd`.
+    arguments are those of :func:`sparsepipe.models.cnn.cnn_nd`.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)
     is_dense = head == "segmentation"

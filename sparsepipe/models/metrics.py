@@ -1,8 +1,8 @@
-"""Metrics of samples and of voxels, built from operations that also count samples cut into shards.
+"""Metrics of samples and of voxels, whose operations also work on samples cut into shards.
 
 Labels are [B] for samples or [B, *spatial] for voxels; logits are [B, K] or [B, K, *spatial].
-Shards have rules for sums of comparisons, which give every rank the total, but not for all
-operations that torchmetrics needs.
+Shards support sums of comparisons, which give every rank the total, but not all operations that
+torchmetrics needs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class Accuracy(Metric):
             self.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, label: Tensor) -> None:
-        """Counts a batch."""
         self.hits += (logits.argmax(1) == label).sum()
         self.total += (label != IGNORED).sum()
 
@@ -42,7 +41,7 @@ class Accuracy(Metric):
 
 
 class Confusion(MulticlassConfusionMatrix):
-    """Counts [K, K] of samples or voxels, true class by row.
+    """Counts [K, K] of samples or voxels, true class by row, predicted by column.
 
     Attributes:
         of_voxels: 1 if any process has counted labels of voxels, else 0.
@@ -71,7 +70,7 @@ class MeanIoU(Confusion):
 
 
 class Predictions(Metric):
-    """Predicted class of each sample, by the sample's number in its split."""
+    """Predicted class of each sample, with its probability and the sample's label and index."""
 
     full_state_update = False
 
@@ -85,8 +84,8 @@ class Predictions(Metric):
             getattr(self, name).append(value)
 
     def compute(self) -> dict[str, Tensor]:
-        """Returns ``index``, ``label``, ``prediction`` and ``probability`` [S], sorted by index; a
-        sample that several ranks have counted appears once.
+        """Returns ``index``, ``label``, ``prediction`` and ``probability``, each [S], of S samples,
+        sorted by index; a sample of several ranks appears once.
         """
         kept = {name: getattr(self, name) for name in _OF_SAMPLE}
         found = {
@@ -124,6 +123,6 @@ def confusion_of(logits: Tensor, label: Tensor) -> Tensor:
 
 
 def ious_of(counts_KK: Tensor) -> Tensor:
-    """Returns intersection over union [K]; NaN where a class neither occurs nor is predicted."""
+    """Returns intersection over union [K]; NaN for a class that neither occurs nor is predicted."""
     hits_K = counts_KK.diagonal()
     return hits_K / (counts_KK.sum(0) + counts_KK.sum(1) - hits_K)

@@ -1,4 +1,4 @@
-"""Sparse ResNet-18, -34 and -50; each residual block is one layer of the list."""
+"""Sparse ResNet-18, -34 and -50."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXPANSION = 4
 
 
 class ResidualBlock(nn.Module):
-    """Computes ``relu(main(x) + shortcut(x))``; both paths give the same sites and channels."""
+    """Computes ``relu(main(x) + shortcut(x))``; both must give the same sites and channels."""
 
     def __init__(self, main: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()

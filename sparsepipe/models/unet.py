@@ -28,7 +28,7 @@ _CHANNELS = 32
 
 
 class Up(nn.Module):
-    """Doubles the resolution, and convolves the value and the tensor kept last to its channels."""
+    """Doubles a tensor's resolution, concatenates the tensor kept last, and convolves the two."""
 
     def __init__(self, in_channels: int, skip_channels: int, *, checkpointing: bool) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Up(nn.Module):
         self.checkpointing = checkpointing
 
     def forward(self, input: Value) -> Value:
-        """Returns [B, C, *spatial] in the kept tensor's channels and size, which may be odd."""
+        """Returns a tensor of the kept tensor's shape, whose spatial sizes may be odd."""
         value, kept = parted(input)
         skip = kept[-1]
 
@@ -65,13 +65,11 @@ def unet3d(
     dropout: float = 0.0,
     checkpointing: bool = False,
 ) -> nn.Sequential:
-    """3D U-Net: [B, in_channels, D, H, W] to logits [B, num_classes, D, H, W] or [B, num_classes].
+    """3D U-Net from [B, in_channels, D, H, W] to logits [B, num_classes, D, H, W], or for
+    classification, which averages the last features over all voxels, [B, num_classes].
 
-    D, H and W must be at least ``2 ** (levels - 1)``. For classification, the last features are
-    averaged over all voxels.
-
-    ``levels``, the number of resolutions, is at least 2; other arguments and errors are those of
-    :func:`sparsepipe.models.cnn.cnn_nd`.
+    D, H and W must be at least ``2 ** (levels - 1)``. ``levels``, the number of resolutions, is at
+    least 2; other arguments are those of :func:`sparsepipe.models.cnn.cnn_nd`.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)
     require(levels >= 2, "levels", levels, "2 or more")

@@ -20,7 +20,7 @@ _BLOCKS: dict[int, tuple[int, ...]] = {
 _BLOCK_CHANNELS = (64, 128, 256, 512, 512)
 _HEAD_CHANNELS = 4096
 _Layers = Mapping[str, Callable[..., nn.Module]]
-"""Constructors of the layers in which the sparse and the dense form differ."""
+"""Constructors, by kind, of the layers in which the sparse and the dense form differ."""
 
 
 def sparse_vgg(
@@ -70,7 +70,7 @@ class DenseGlobalMaxPool(nn.Module):
 def dense_vgg(
     depth: int, num_classes: int, *, in_channels: int = 1, width: float = 1.0, dropout: float = 0.5
 ) -> nn.Sequential:
-    """Builds a dense VGG; arguments and errors as in :func:`sparse_vgg`."""
+    """Builds a VGG for grids [B, in_channels, X, Y, Z]; arguments as in :func:`sparse_vgg`."""
     layers: _Layers = {
         # Without a bias, as in the sparse form: the norm that follows has one.
         "conv": partial(nn.Conv3d, kernel_size=3, padding=1, bias=False),
