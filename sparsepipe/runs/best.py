@@ -28,8 +28,8 @@ class BestRun:
 
     Attributes:
         value: the run's value of the figure that was compared.
-        directory: the run's directory; None if it is not at or below the place that was searched,
-            as with a ledger that was moved.
+        directory: the run's directory; None if the searched directory does not contain it, as with
+            a ledger that was moved.
         checkpoint: the run's best checkpoint, else its last one; None if neither was kept.
         result: the run's row of the ledger, as values by column.
         same: number of other runs with the same value.
@@ -43,7 +43,7 @@ class BestRun:
 
 
 def mode_of(key: str) -> Mode:
-    """Whether the largest or the smallest value of a figure is the best, judged by its name.
+    """``max`` if the largest value of a figure is the best, else ``min``, judged by its name.
 
     Losses, errors, times, bytes and bubbles are best when small, all other figures when large.
     """
@@ -68,7 +68,7 @@ def best_of(results: Sequence[Mapping[str, Any]], key: str, *, mode: Mode) -> li
 
 
 def in_order(results: Mapping[int, Mapping[str, Any]]) -> list[int]:
-    """The indices of results with the same value, in the order of :func:`best_of`."""
+    """The indices of ``results``, which have the same value, in the order of :func:`best_of`."""
 
     def began(place: int) -> tuple[bool, str, str]:
         moment = results[place].get("started_at")
@@ -142,7 +142,7 @@ def without_figure(
             of the test is suggested only if the missing one is of the test too.
         objective: the missing figure.
         figures: the figures that the runs have.
-        remedy: how to name another figure; the remedy for a missing validation precedes it.
+        remedy: how to name another figure; for one of the validation, how to validate comes first.
     """
     of_test = objective.startswith("test")
     others = [figure for figure in figures if of_test or not figure.startswith("test")]

@@ -33,7 +33,7 @@ _NOT_ALLOWED = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?(\S+)")
 
 
 def best_checkpoint(spec: RunSpec, *, task: str) -> Path:
-    """The checkpoint file that a task loads; for a run directory, the best one if it was kept."""
+    """The checkpoint file that ``task`` loads; if ``spec.checkpoint`` is a run, its best one."""
     if spec.checkpoint is None:
         raise ConfigError(
             f"task={task} needs a checkpoint",
@@ -74,7 +74,7 @@ def find_checkpoint(source: str, *, best: bool = False, outputs: str = "outputs"
 
 
 def first_weights(spec: RunSpec) -> dict[str, str]:
-    """The entry of ``result.json`` with the fingerprint of the first weights' file, if any."""
+    """Entry of ``result.json``: the fingerprint of the checkpoint that a training loads, if any."""
     named = spec.checkpoint
     return {} if named is None else {"first_weights": file_fingerprint(find_checkpoint(named))}
 
@@ -85,10 +85,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Only values are read: no code in the file runs.
 
     Args:
-        path: path of a checkpoint of Lightning, of one of another program with its weights as
-            ``model_state_dict`` or ``model``, or of the weights alone.
+        path: a checkpoint of Lightning or of another program, with its weights as ``state_dict``,
+            ``model_state_dict`` or ``model``; or a file of the weights alone.
     """
-    remedy = "remove it if it was cut off; a run with force=true starts anew"
+    remedy = "if it is incomplete, remove it and train again, with force=true"
     with reading.explained(path, "checkpoint", error=CheckpointError, remedy=remedy):
         reading.check_regular(path)
     try:
@@ -96,7 +96,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:
         if named := _NOT_ALLOWED.search(str(error)):
             raise CheckpointError(
-                f"{path} holds a {named[1]}, which is not read: it could run code",
+                f"{path} contains the type {named[1]}, which is not read: it could run code",
                 remedy="if you trust the file, call "
                 f"torch.serialization.add_safe_globals([{named[1]}]) in a module that the run "
                 "imports; or keep such values out of checkpoints",
@@ -112,7 +112,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     are_values = all(isinstance(v, Tensor) and not v.is_meta for v in weights.values())
     if not ((below or whole) and are_values):
         raise CheckpointError(
-            f"{path} has no 'state_dict' of tensors with values",
+            f"{path} has no 'state_dict' in which all values are tensors with data",
             remedy="give a checkpoint written by Lightning or with "
             "torch.save(model.state_dict(), path)",
         )
@@ -128,8 +128,8 @@ class LoadedWeights:
     """Which tensors of a file were loaded into which tensors of a model.
 
     Args:
-        rows: a row for each tensor: name in the model, name in the file (empty where it is in only
-            one of them), and whether it was loaded, skipped (and why) or missing.
+        rows: a tuple for each tensor of either: its name in the model and its name in the file
+            (empty if it is not there), and whether it was loaded, skipped (and why) or missing.
         notes: remarks on other names or layouts that were recognised in the file.
     """
 
@@ -142,7 +142,7 @@ class LoadedWeights:
         return all(state == LOADED for _, _, state in self.rows)
 
     def table(self) -> list[dict[str, str]]:
-        """A row for each tensor, with its name in the model and in the file."""
+        """The rows as mappings with the keys ``model``, ``file`` and ``state``."""
         return [{"model": own, "file": there, "state": state} for own, there, state in self.rows]
 
     def __str__(self) -> str:
@@ -162,7 +162,7 @@ def load_weights(
     From the file's names, a leading ``module.`` and any ``_orig_mod.`` and ``_forward_module.``
     are removed, which DDP, torch.compile and Fabric add. If the model lacks such a name, one of the
     prefixes :data:`_FRONTS` is replaced by the model's own. A tensor fits if its name and shape are
-    the model's, except for dimensions of size 1. A 5-D ``weight`` in the place of a ``kernel``
+    the model's, except for dimensions of size 1. A 5-D ``weight`` where the model has a ``kernel``
     counts as spconv's: [C_out, K, K, K, C_in] or, in version 1, [K, K, K, C_in, C_out], with
     indices as (batch, z, y, x); except for K = 1 in version 2, whose releases differ in the order.
 
@@ -170,7 +170,7 @@ def load_weights(
         module: the module that gets the weights; unchanged if an error is raised.
         weights: the file's tensors by name.
         source: path of the file, for errors.
-        strict: whether all tensors of file and module must fit, or at least one.
+        strict: whether all tensors of file and module must fit; else at least one must.
     """
     own = module.state_dict()
     if adapt := getattr(module, "adapt_weights", None):
@@ -183,7 +183,7 @@ def load_weights(
         if theirs is None:
             rows.append((name, "", MISSING))
         elif found is None:
-            shape = f"{tuple(weights[theirs].shape)} there, {tuple(value.shape)} in the model"
+            shape = f"{tuple(weights[theirs].shape)} in the file, {tuple(value.shape)} in the model"
             rows.append((name, theirs, f"{SKIPPED}: {shape}"))
         else:
             fitting[name] = found
@@ -202,7 +202,7 @@ def load_weights(
 
 
 def _names_in(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """The name in the file for each tensor of the model that the file has, by its own name."""
+    """Maps names in the model to names in the file, for all tensors that both have."""
     firsts = {name.partition(".")[0] for name in own}
     front = f"{firsts.pop()}." if len(firsts) == 1 else ""
     found: dict[str, str] = {}
@@ -243,7 +243,7 @@ def _of_another_model(loaded: LoadedWeights, source: Path, *, strict: bool) -> C
         if state == MISSING
         else f"{name} is {state.removeprefix(f'{SKIPPED}: ')}"
         if name
-        else f"it has {there}, but the model has not"
+        else f"it has {there}, which the model lacks"
         for name, there, state in loaded.rows
         if state != LOADED
     ]

@@ -37,7 +37,7 @@ def superfluous(directory: RunDir, keep: KeptCheckpoints) -> list[Path]:
 
 
 def size_bytes(paths: Iterable[Path]) -> int:
-    """Bytes of the files; a file with several names counts once, and a missing one as 0."""
+    """Total bytes of the files; a file with several names counts once, a missing one as 0."""
     found: dict[tuple[int, int], int] = {}
     for path in paths:
         with suppress(OSError):
@@ -85,9 +85,9 @@ def clean(
     Args:
         directories: directories of configurations; not used.
         width: width of the terminal; not used, since paths are not cut.
-        where: a directory of runs.
+        where: the directory of the runs.
         experiment: name of the experiment whose runs are listed; None: all.
-        keep: ``best`` or ``last`` to keep that checkpoint of each run.
+        keep: which checkpoints of each run to keep.
         ask: whether to ask before anything is removed.
 
     Returns:
@@ -105,7 +105,7 @@ def clean(
     if experiment is not None and experiment not in experiments:
         raise NoRunsError(
             f"{place} has no runs of the experiment {experiment!r}",
-            remedy=f"name one of {', '.join(experiments) or 'its experiments'}",
+            remedy=f"name one of {', '.join(experiments) or 'another directory (task.where)'}",
         )
     runs = [run for run in runs if experiment in (None, run.path.parent.name)]
     found = {run: files for run in runs if run.done.exists() and (files := superfluous(run, keep))}

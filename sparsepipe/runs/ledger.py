@@ -39,14 +39,14 @@ LOCK = ".ledger.lock"
 _LIMIT_BYTES = 1 << 28
 """Largest size of a ledger's file, in which a run takes a few kilobytes."""
 _LIMIT_S = 60.0
-"""Longest wait for another process, which writes a ledger of thousands of runs in seconds."""
+"""Longest wait for another process to write the ledger; thousands of runs take it seconds."""
 Kind = Literal["measured", "emulated", "simulated"]
 PARQUET, CSV = "ledger.parquet", "ledger.csv"
 _NEEDED = {"run_id", "kind"}
 _BEGUN, _RESULT, _DONE = "config.yaml", "result.json", "DONE.json"
 _RUN = "run {1} of experiment {0}"
 _REPORT = "report"
-"""The task whose runs describe other runs and have no figures of their own."""
+"""Name of the task whose runs describe other runs: they are not rows of the ledger."""
 
 
 def load_results(
@@ -60,7 +60,7 @@ def load_results(
     Args:
         where: a directory of runs, of one experiment or of several, or a ledger's file (Parquet or
             CSV). In a directory, ledgers in subdirectories without runs are read too; a run in
-            several of them counts once, and an unreadable one further below is skipped with a
+            several ledgers counts once, and an unreadable ledger further below is skipped with a
             warning. ``~`` and environment variables are expanded.
         experiment: name of the experiment whose runs are read: those below the directory of this
             name, and its rows in ledgers elsewhere; None: all.
@@ -68,8 +68,8 @@ def load_results(
             all.
 
     Raises:
-        NoRunsError: no such file or directory exists, or no finished run in it is of that
-            experiment and kind.
+        NoRunsError: ``where`` does not exist, or contains no finished run of the experiment and
+            kind.
         DataError: runs cannot be read, a file is not a valid ledger, or a run exists twice.
     """
     source = expanded(where)
@@ -135,7 +135,7 @@ def _rows_below(source: Path, experiment: str | None) -> list[dict[str, Any]]:
     """The rows of all runs in a directory tree, and of the ledgers in directories without runs."""
     if not source.is_dir():
         raise NoRunsError(
-            f"directory {source} not found",
+            f"{source} not found",
             remedy="give the directory that runs are written to (paths.outputs, outputs by "
             "default), one of its experiments, or a ledger's file",
         )
@@ -288,7 +288,7 @@ def read_tree(root: Path) -> Tree:
 
 
 def _result_of(path: Path) -> dict[str, Any]:
-    """The content of ``result.json``; a missing name, run id or end of the run is added."""
+    """The content of ``result.json``, with the name, run id and end of the run added if missing."""
     found = read_mapping(path / _RESULT)
     try:
         ended = moment(read_mapping(path / _DONE, time=reading.amount)["time"])
@@ -308,7 +308,7 @@ def run_directories(root: Path) -> Iterator[Path]:
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
-    """Directories ordered by name, and whether each is a run's; runs are not entered."""
+    """Yields directories by name, and whether each is a run's; those within runs are left out."""
     ahead, seen = [root], set()
     while ahead:
         path = ahead.pop()

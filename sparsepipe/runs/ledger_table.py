@@ -126,7 +126,7 @@ _KNOWN = {column.name: column for column in (*ALWAYS, *OF_TASKS)}
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """The columns, in order, of a ledger whose runs have the keys ``names``."""
+    """The names of the columns, in order, of a ledger whose runs have the keys ``names``."""
     found = set(names)
     known = [c.name for c in ALWAYS] + [c.name for c in OF_TASKS if c.name in found]
     others = sorted(found - set(known))
@@ -157,7 +157,7 @@ def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def _column(name: str, values: Sequence[Any]) -> pd.Series[Any]:
-    """The values as a column of its known type, else of the first type that fits."""
+    """The values as a column, of the type known for ``name``, else of the first that fits."""
     import pandas as pd
 
     kinds = {

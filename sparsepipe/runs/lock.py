@@ -88,8 +88,8 @@ def keep_temporary_files_apart() -> None:
 
     The sockets that ``multiprocessing`` makes in ``pymp-*`` go into a directory of :func:`scratch`
     that exists as long as this process, and its semaphores ``sem.mp-*`` get the directory's name.
-    The next start thus knows which of them belong to a dead process. If the path of the directory
-    is too long for sockets, they stay in ``pymp-*``.
+    Later calls of :func:`scratch` thus know which belong to a dead process. If the path of the
+    directory is too long for sockets, they stay in ``pymp-*``.
     """
     settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     if settings.get("semprefix") != "/mp":  # it has been called; a worker has its parent's

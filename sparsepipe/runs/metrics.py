@@ -67,7 +67,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes rows with the union of their columns, epoch and step first."""
+    """Writes rows with the union of their columns, epoch and step first; missing cells blank."""
     names = sorted({name for row in rows for name in row} - set(_KEYS))
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=[*_KEYS, *names], restval="", lineterminator="\n")
@@ -99,7 +99,7 @@ def epoch_series(rows: Iterable[Row], name: str) -> Series:
 
 
 def last_value(rows: Iterable[Row], name: str) -> float | None:
-    """The last value of the metric ``name``; None without one."""
+    """The last value of the metric ``name``; None if no row has one."""
     values = [value for row in rows if (value := _number(row.get(name))) is not None]
     return values[-1] if values else None
 

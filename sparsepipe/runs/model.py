@@ -1,4 +1,4 @@
-"""The model of a run, to predict with: what ``sparsepipe.load`` returns."""
+"""The trained model of a run, which ``sparsepipe.load`` returns for predictions."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Model:
         classes: names of the classes, in the order of the network's logits.
         module: the network, a plain ``nn.Module`` in evaluation mode that maps what ``preprocess``
             returns to logits [1, K].
-        preprocess: makes the network's input from a file, a mesh or points, with the network's data
-            type and on its device.
+        preprocess: makes the network's input from a file, a mesh or points, in the network's
+            floating-point type and on its device.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Model:
         if not np.isfinite(probabilities_BK).all():
             raise CheckpointError(
                 "the network computes numbers that are not finite",
-                remedy="see in metrics.csv whether its training diverged, and train with a smaller "
+                remedy="check in metrics.csv whether its training diverged, and train with a lower "
                 "learning rate or another trainer.precision",
             )
         found = []

@@ -25,9 +25,9 @@ def ran_out(error: BaseException, *, filled: float = 0.0) -> bool:
 
     Args:
         error: error that a training step has raised.
-        filled: peak share of the GPU's memory (or budget) that was in use. From one half on,
-            cuDNN's error that no engine exists means a lack of workspace memory; below, that the
-            GPU cannot compute the convolution at all.
+        filled: peak share of the GPU's memory (or budget) that was in use. If it is at least 0.5,
+            cuDNN's error that no engine exists means a lack of workspace memory; else that the GPU
+            cannot compute the convolution at all.
     """
     if of_machine(error) or isinstance(error, torch.OutOfMemoryError):
         return True
@@ -41,7 +41,7 @@ def of_machine(error: BaseException) -> bool:
 
 
 def memory_line(error: BaseException) -> str:
-    """The line of the error's message about memory; loader workers' messages have several lines."""
+    """The line about memory in the error's message, which has several from a loader worker."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if _has(line, (*_OF_MACHINE, *_OF_GPU))]
     return (named or lines[-1:] or [type(error).__name__])[0]
@@ -56,7 +56,7 @@ def filled_share(budget_bytes: int | None) -> float:
 
 
 def empty_device() -> None:
-    """Frees the GPU's cached memory, and resets its peak and this process's limit."""
+    """Frees the GPU's cached memory, and resets its recorded peak and this process's limit."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -86,6 +86,6 @@ def kills_since(before: int | None) -> int | None:
 
 
 def counters(own: str | None = None) -> list[Path]:
-    """Files that count OOM kills for the control groups of this process, nearest first."""
+    """Files that count OOM kills of this process's control groups (in ``own``), nearest first."""
     found = group_files("memory", ["memory.events"], ["memory.oom_control"], own=own)
     return [path for (path,) in found]

@@ -73,7 +73,7 @@ class RunDir:
     best = _InRun("checkpoints/best.ckpt")
     """The checkpoint with the best monitored metric."""
     fitted = _InRun("checkpoints/fitted.json")
-    """Values of a training that has ended by itself, for ``result.json``."""
+    """Values for ``result.json``, written when a training has reached its end."""
 
     @property
     def run_id(self) -> str:
@@ -94,7 +94,7 @@ class RunDir:
 
     @property
     def attempt(self) -> int:
-        """How often the run was started anew with ``force=true``."""
+        """Number of times that the run was started anew with ``force=true``."""
         try:
             return int(self._attempts.read_text(encoding="ascii"))
         except (OSError, ValueError):
@@ -105,7 +105,7 @@ class RunDir:
         return self.path.with_name(f".{self.run_id}.attempt")
 
     def open(self, spec: RunSpec) -> None:
-        """Prepares the directory for a run; with ``force``, removes all but trackers' files."""
+        """Prepares the directory for a run; if ``spec.force``, removes all but trackers' files."""
         again = bool(spec.force) and self.path.exists()
         if attempt := self.attempt + again:
             write_text_atomic(self._attempts, str(attempt))  # first, so that a kill cannot lose it
@@ -136,11 +136,11 @@ class RunDir:
 
 
 def run_dir(spec: RunSpec, known: Mapping[str, Any]) -> RunDir:
-    """The directory of a run with a configuration on certain data and hardware.
+    """The directory of the run of ``spec``, whose name is a hash of the run's identity.
 
     Args:
         spec: the configuration.
-        known: further parts of the run's identity, such as fingerprints of data and hardware.
+        known: further parts of the identity, such as fingerprints of data and hardware.
     """
     text = json.dumps({**spec.identity(), **known}, sort_keys=True, default=str)
     run_id = hashlib.sha256(text.encode()).hexdigest()[:12]

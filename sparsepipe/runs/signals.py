@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 
 def ignore(*signums: signal.Signals) -> None:
-    """Ignores signals from now on, while this process reports why it ends."""
+    """Ignores ``signums`` from now on, so that this process can report why it ends."""
     if threading.current_thread() is threading.main_thread():
         for signum in signums:
             signal.signal(signum, signal.SIG_IGN)
 
 
 class SignalWatch:
-    """Records signals while training steps run, and raises Stopped for them at any other time.
+    """Records signals during training steps, and raises Stopped for signals at any other time.
 
     Attributes:
         deferred: whether signals are only recorded, since :attr:`signum` is checked regularly.

@@ -1,4 +1,4 @@
-"""Pure functions and data: how a model is split, and what each rank does when."""
+"""Plans, which split a model into stages, and schedules, which order what each rank does."""
 
 from sparsepipe.schedule.actions import Action, MinibatchSupply, Schedule
 from sparsepipe.schedule.asynchronous import RankOrder, asynchronous, asynchronous_order

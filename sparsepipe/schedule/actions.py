@@ -1,7 +1,7 @@
 """A schedule is data: each rank's ordered list of actions.
 
 Sends, receives and sums are not listed, since the plan implies them: a forward takes the
-activation of the same minibatch from the stage before, a backward takes its gradient from the stage
+activation of the same minibatch from the stage before, a backward takes the gradient from the stage
 after, and an update waits for all replicas of its stage.
 """
 
@@ -26,10 +26,10 @@ class Action:
 
     Args:
         kind: ``F`` forward, ``B`` backward, ``U`` update.
-        number: the minibatch, from 0. For an update, the round: the minibatch if minibatches are
-            split into microbatches or the stage has one replica; otherwise a round is one minibatch
-            for each replica.
-        microbatch: the part of the minibatch, from 0; None if minibatches are not split.
+        number: number of the minibatch, from 0; for an update, number of the round. A round is one
+            minibatch if minibatches are split into microbatches, else one for each replica of the
+            stage.
+        microbatch: number of the microbatch, from 0; None if minibatches are not split.
     """
 
     kind: Kind
@@ -42,15 +42,15 @@ class Action:
 
     @property
     def turn(self) -> int:
-        """The number that determines the replica that runs it (see :meth:`Plan.rank_for`)."""
+        """Number of the microbatch, else of the minibatch, by which replicas take turns."""
         return self.number if self.microbatch is None else self.microbatch
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads an action such as ``F3``, ``B1``, ``U1`` or ``F3.2``."""
+        """Reads an action such as ``F3``, ``B1``, ``U1`` or, with a microbatch, ``F3.2``."""
         match = _ACTION.fullmatch(text)
         if match is None:
-            remedy = "write F3, B1, U1 or F3.2"
+            remedy = "write an action such as F3, B1, U1 or F3.2"
             raise ScheduleError(f"{text!r} is not a valid action", remedy=remedy)
         kind, number, part = match.groups()
         return cls(kind, int(number), None if part is None else int(part))  # type: ignore[arg-type]
@@ -62,10 +62,10 @@ class Schedule:
 
     Args:
         plan: the stages and their ranks.
-        actions: the actions of each rank, by rank.
+        actions: a tuple of actions for each rank.
 
     Raises:
-        ScheduleError: the number of tuples of actions is not the number of ranks.
+        ScheduleError: the number of tuples is not the number of ranks.
     """
 
     plan: Plan
@@ -80,7 +80,7 @@ class Schedule:
             )
 
     def text(self) -> str:
-        """The schedule as text, one line for each rank, which :meth:`parse` reads back."""
+        """The schedule as text with a line for each rank, which :meth:`parse` reads back."""
         return "\n".join(" ".join(map(str, actions)) for actions in self.actions) + "\n"
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The asynchronous 1F1B schedule: minibatches follow one another without waiting.
+"""The asynchronous 1F1B schedule, in which no minibatch waits for the updates of those before it.
 
 A replica of stage ``s`` runs ``w_s`` forwards (:meth:`Plan.warmup`) ahead of its first backward,
 then forwards and backwards in turn (PipeDream, section 3.2), and updates its weights after every
@@ -20,14 +20,14 @@ def _action(kind: Kind, number: int) -> Action:
 
 
 class RankOrder:
-    """Generates the actions of one rank as minibatches come.
+    """Generates the actions of one rank as minibatches enter the pipeline.
 
     The order of actions does not depend on how many minibatches will come, except at the end, where
-    the pipeline drains. Minibatches are numbered from 0 after every drain.
+    the pipeline drains. Minibatches and updates are numbered from 0 after every drain.
 
     Attributes:
         minibatches: number of minibatches since the last drain, over all replicas.
-        updates: number of updates before the action under way, since the last drain.
+        updates: number of this rank's updates since the last drain, before the current action.
     """
 
     def __init__(self, plan: Plan, rank: int) -> None:
@@ -41,25 +41,22 @@ class RankOrder:
         self.updates = 0
 
     def ahead(self, minibatch: int) -> int:
-        """The number of updates still to come before that of ``minibatch``: during its forward, its
-        staleness.
-        """
+        """Number of updates left before that of ``minibatch``; at its forward, its staleness."""
         return minibatch // self._replicas - self.updates
 
     def following(self, minibatch: int) -> int:
-        """The minibatch of this rank that follows ``minibatch``, if there are enough."""
+        """The next minibatch of this rank after ``minibatch``; the run may end before it."""
         return minibatch + self._replicas
 
     def first_of(self, update: int) -> int:
-        """The first of the minibatches whose gradients ``update`` applies."""
+        """The first minibatch of those whose gradients ``update`` applies."""
         return update * self._replicas
 
     def step_of(self, update: int) -> int:
-        """The round of stage 0 in which the first replica of this stage reaches ``update``.
+        """The round of stage 0 with the minibatch of the first replica's last forward before
+        ``update``; other replicas may reach the update in another round.
 
-        Replicas may reach the same update in different rounds. While a rank runs an update, the
-        round of the first replica is certain: the forward before its update has come, or never
-        will.
+        The result is final while a rank runs the update: the minibatch has come, or never will.
         """
         forward = (self._warmup + update) * self._replicas
         return min(forward, self.minibatches - 1) // self._readers
@@ -80,7 +77,7 @@ class RankOrder:
         self.minibatches = end
 
     def drain(self) -> Iterator[Action]:
-        """Yields the remaining actions when no more minibatches come; then numbers restart at 0.
+        """Yields the remaining actions if no more minibatches come; then numbers restart at 0.
 
         Replicas without a minibatch in the last round take part in its update.
         """
@@ -98,14 +95,14 @@ class RankOrder:
 
 
 def asynchronous(plan: Plan, minibatches: int) -> Schedule:
-    """The asynchronous 1F1B schedule of ``minibatches`` minibatches, with a drain at the end."""
+    """The asynchronous 1F1B schedule of so many ``minibatches``, with a drain at the end."""
     ranks = range(plan.num_ranks)
     orders = (asynchronous_order(plan, rank, MinibatchSupply(minibatches)) for rank in ranks)
     return Schedule(plan, tuple(map(tuple, orders)))
 
 
 def asynchronous_order(plan: Plan, rank: int, supply: MinibatchSupply) -> Iterator[Action]:
-    """Yields the actions of one rank in :func:`asynchronous`."""
+    """Yields the actions of ``rank`` in :func:`asynchronous` for the minibatches of ``supply``."""
     order = RankOrder(plan, rank)
     for count in supply.portions(plan.replicas(plan.stage_of(rank))):
         yield from order.feed(count)
@@ -113,7 +110,7 @@ def asynchronous_order(plan: Plan, rank: int, supply: MinibatchSupply) -> Iterat
 
 
 def steady_rounds(rounds: int, *, ahead: int) -> tuple[int, int] | None:
-    """The two rounds with whose ends the steady part of a run begins and ends.
+    """Numbers of the two rounds at whose ends the steady part of a run begins and ends.
 
     The steady part is the second half of the run, or less if the pipeline takes longer to fill,
     without the last round, in which the pipeline drains. None if nothing is left.

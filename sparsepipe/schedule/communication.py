@@ -16,7 +16,7 @@ from typing import Literal
 Way = Literal["direct", "chain"]
 
 CHUNK_BYTES = 2**20
-"""Size of a chunk that goes through a chain; vectors up to this size are one chunk.
+"""Size of the chunks that go through a chain; a vector up to this size is one chunk.
 
 A sum of 64 MiB over 4 and 3 ranks, joined at 125 MB/s, took 586 to 592 ms with chunks of 512 KiB to
 2 MiB, 979 ms with 64 KiB and 634 ms with 4 MiB (benchmarks/ordered_sum.py --only link --chunk-kib,
@@ -35,16 +35,13 @@ def way_of(hosts: Sequence[Hashable], num_bytes: float) -> Way:
     """The faster way to sum a vector, as far as hosts and size determine it.
 
     A chain sends less between hosts if ranks of the same host are neighbours, but its chunks make
-    many hops one after another, which only pays for large vectors: above one size it is better, or
-    never. Speeds of links do not count, so that all ranks and the simulator choose alike without
-    measuring any.
+    many hops one after another, which only pays for large vectors: a chain is better above a
+    certain size, or never. Speeds of links do not count, so that all ranks and the simulator make
+    the same choice without measurements. If both ways take equally long, it is ``direct``.
 
     Args:
         hosts: the host of each rank, in the order of ranks.
         num_bytes: size of the vector.
-
-    Returns:
-        The way; ``direct`` if both take equally long.
     """
     if len(set(hosts)) < 2:
         return "direct"
@@ -52,15 +49,15 @@ def way_of(hosts: Sequence[Hashable], num_bytes: float) -> Way:
 
 
 def direct_cost(hosts: Sequence[Hashable], num_bytes: float) -> float:
-    """Cost of a direct sum, in bytes of a link: those of the busiest host, and two hops."""
+    """Cost of a direct sum in bytes: what the busiest host sends, and the cost of two hops."""
     return direct_load(hosts) * num_bytes + 2 * HOP_BYTES
 
 
 def chain_cost(hosts: Sequence[Hashable], num_bytes: float) -> float:
-    """Cost of a chain, in bytes of a link between hosts.
+    """Cost of a sum through a chain in bytes, comparable to :func:`direct_cost`.
 
-    From the first chunk to the last, the link of the busiest host is always busy. In addition, one
-    chunk's way up and down the chain counts, over links that are otherwise idle then.
+    It consists of the bytes that the busiest host sends, of one chunk for each other transfer
+    between hosts, up and down the chain, and of the cost of all hops.
     """
     crossings = 2 * sum(here != there for here, there in pairwise(hosts))
     load = chain_load(hosts)
@@ -70,13 +67,13 @@ def chain_cost(hosts: Sequence[Hashable], num_bytes: float) -> float:
 
 
 def direct_load(hosts: Sequence[Hashable]) -> float:
-    """How many times the vector the busiest host sends to other hosts; it receives as much."""
+    """Bytes that the busiest host sends to others, and receives, as a multiple of the vector's."""
     m = len(hosts)
     return max(2 * n * (m - n) / m for n in Counter(hosts).values())
 
 
 def chain_load(hosts: Sequence[Hashable]) -> int:
-    """How many times the vector the busiest host of a chain sends to other hosts."""
+    """Bytes that the busiest host of a chain sends to others, as a multiple of the vector's."""
     crossing = Counter(
         host for here, there in pairwise(hosts) if here != there for host in (here, there)
     )
@@ -84,5 +81,5 @@ def chain_load(hosts: Sequence[Hashable]) -> int:
 
 
 INBOX_DEPTH = 1
-"""Most messages of one kind from one rank that have arrived but are not taken yet. The next one is
-sent only after that, so that a rank's memory does not depend on how far its peers are ahead."""
+"""Largest number of messages of one kind that a rank holds from one peer. The peer sends the next
+only once one is used, so that a rank's memory does not depend on how far its peers are ahead."""

@@ -21,18 +21,18 @@ from sparsepipe.utils import reading
 
 
 def in_turn(count: int, *, replica: int, replicas: int) -> range:
-    """The microbatches of ``count`` that ``replica`` handles; a stage's replicas take turns."""
+    """The microbatches, from 0 to ``count - 1``, that ``replica`` handles; replicas take turns."""
     return range(replica, count, replicas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A span of layers on one or more devices.
+    """Consecutive layers on one or more devices.
 
     Args:
         layers: numbers of the first and the last layer, both included, from 0.
         devices: names of the devices, one for each replica, or for each rank of the grid.
-        grid: shape of the grid of ranks that share each sample; None: each rank has whole samples.
+        grid: shape of the grid of ranks that share each sample; None: ranks do not share samples.
     """
 
     layers: tuple[int, int]
@@ -61,7 +61,8 @@ class Plan:
             the search.
 
     Raises:
-        PlanError: the stages leave a gap or overlap, or a stage's devices do not suit it.
+        PlanError: the stages leave a gap or overlap, or a stage has no device, or not as many as
+            its grid.
     """
 
     stages: tuple[Stage, ...]
@@ -79,8 +80,8 @@ class Plan:
             first, last = stage.layers
             if first != begin or last < first:
                 raise PlanError(
-                    f"stage {number} has layers {first} to {last}, but should have at least one, "
-                    f"beginning with {begin}",
+                    f"stage {number} has layers {first} to {last}, but should begin with layer "
+                    f"{begin} and have at least one layer",
                     remedy="let stages follow one another without a gap, beginning with layer 0",
                 )
             if stage.grid is not None:
@@ -88,12 +89,13 @@ class Plan:
                 if size < 2 or size != len(stage.devices):
                     shape = " x ".join(map(str, stage.grid))
                     raise PlanError(
-                        f"stage {number} is a grid of {shape} on {len(stage.devices)} devices",
+                        f"the devices of stage {number}, {len(stage.devices)} in all, cannot form "
+                        f"a grid of {shape}",
                         remedy="give the stage one replica and as many devices as the grid has "
                         "positions, at least two; leave the grid out for one device",
                     )
             if not stage.devices:
-                raise PlanError(f"stage {number} has no devices", remedy="give it at least one")
+                raise PlanError(f"stage {number} has no device", remedy="give it at least one")
             begin = last + 1
         firsts = (0, *accumulate(len(stage.devices) for stage in self.stages))
         before = (0, *accumulate(stage.replicas for stage in self.stages))
@@ -109,14 +111,13 @@ class Plan:
         num_layers: int,
         grids: Sequence[Sequence[int] | None] | None = None,
     ) -> Self:
-        """A plan from numbers of replicas and cuts.
+        """A plan from numbers of replicas and cuts, with devices called ``rank 0``, ``rank 1`` etc.
 
         Args:
             config: number of replicas of each stage, such as ``"2-1"``.
             cuts: the first layer of each stage except stage 0.
             num_layers: number of the model's layers.
-            grids: shape of each stage's grid, None if its ranks have whole samples; None: no stage
-                has a grid.
+            grids: shape of each stage's grid, None for a stage without one; None: no grids.
         """
         parts = config.split("-")
         if not all(part.isdecimal() and int(part) for part in parts):
@@ -126,8 +127,9 @@ class Plan:
             )
         if len(cuts) != len(parts) - 1:
             raise PlanError(
-                f"config={config!r} has {len(parts)} stages, but {len(cuts)} cuts are given",
-                remedy=f"give {len(parts) - 1} cuts: the first layer of each stage except stage 0",
+                f"cuts={list(cuts)} does not fit the number of stages in config={config!r}",
+                remedy="give the first layer of each stage except stage 0: "
+                f"{len(parts) - 1} in all",
             )
         bounds = [0, *cuts, num_layers]
         if any(b <= a for a, b in pairwise(bounds)):
@@ -166,12 +168,12 @@ class Plan:
 
     @property
     def config(self) -> str:
-        """Numbers of replicas of each stage, such as ``"2-1"``; a grid counts as one."""
+        """The number of replicas of each stage, such as ``"2-1"``; a grid counts as one."""
         return "-".join(str(stage.replicas) for stage in self.stages)
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """First layer of each stage except stage 0."""
+        """The first layer of each stage except stage 0."""
         return tuple(stage.layers[0] for stage in self.stages[1:])
 
     @property
@@ -181,12 +183,12 @@ class Plan:
 
     @property
     def has_grids(self) -> bool:
-        """Whether the ranks of any stage share samples."""
+        """Whether the ranks of any stage form a grid."""
         return any(stage.grid is not None for stage in self.stages)
 
     @property
     def without_grids(self) -> Plan:
-        """The same plan with only the first device of each grid, as schedules have it."""
+        """The same plan with only the first device of each grid, for schedules and drawings."""
         stages = (
             stage if stage.grid is None else replace(stage, devices=stage.devices[:1], grid=None)
             for stage in self.stages
@@ -207,7 +209,7 @@ class Plan:
         return bisect_right(self._firsts, rank) - 1
 
     def replica_of(self, rank: int) -> int:
-        """Which of its stage's replicas ``rank`` is; 0 for all ranks of a grid."""
+        """Number of ``rank`` among its stage's replicas, from 0; 0 for all ranks of a grid."""
         stage = self.stage_of(rank)
         return 0 if self.stages[stage].grid is not None else rank - self._firsts[stage]
 
@@ -218,9 +220,7 @@ class Plan:
         return self.ranks_of(stage)[replica]
 
     def leader_of(self, rank: int) -> int:
-        """The rank that communicates with other stages for ``rank``: itself, or for a grid, its
-        first rank.
-        """
+        """The rank that communicates with other stages for ``rank``: itself or its grid's first."""
         return self.rank_of(self.stage_of(rank), self.replica_of(rank))
 
     def rank_for(self, stage: int, minibatch: int) -> int:
@@ -228,18 +228,18 @@ class Plan:
         return self.rank_of(stage, minibatch % self.replicas(stage))
 
     def microbatches_of(self, rank: int, count: int) -> range:
-        """The microbatches that ``rank`` handles of a minibatch with ``count``."""
+        """Numbers of the microbatches that ``rank`` handles, if a minibatch has ``count``."""
         stage = self.stage_of(rank)
         return in_turn(count, replica=self.replica_of(rank), replicas=self.replicas(stage))
 
     def peers(self, upstream: int, downstream: int) -> Iterator[tuple[int, int]]:
-        """The pairs of ranks, one of each stage, between which any minibatch passes."""
+        """Yields the pairs of ranks, one of each stage, that handle a common minibatch."""
         a, b = self.replicas(upstream), self.replicas(downstream)
         pairs = {(self.rank_for(upstream, m), self.rank_for(downstream, m)) for m in range(a * b)}
         return iter(sorted(pairs))
 
     def warmup(self, stage: int) -> int:
-        """Forwards that a replica of ``stage`` runs ahead of its first backward.
+        """Number of forwards of a replica of ``stage`` before it alternates forwards and backwards.
 
         This is ``(R_s - 1) // r_s``, where ``r_s`` is the number of replicas of this stage and
         ``R_s`` that of this and all later stages. At stage 0 it is one less than PipeDream's NOAM
@@ -280,14 +280,14 @@ class Plan:
         plan = cls(stages=stages, details={k: v for k, v in value.items() if k not in known})
         if value.get("config", plan.config) != plan.config:
             raise PlanError(
-                f"the plan says config {value['config']!r}, but its stages make {plan.config!r}",
+                f"the plan's config is {value['config']!r}, but its stages make {plan.config!r}",
                 remedy="correct the config or the stages",
             )
         return plan
 
     @classmethod
     def load(cls, path: Path, *, remedy: str = "remove it: the run then makes a new one") -> Self:
-        """Reads a plan file; ``remedy`` is that of its errors. See :meth:`from_json`."""
+        """Reads a plan file; ``remedy`` is for a file that cannot be read or is not valid."""
         with reading.explained(path, "plan", error=PlanError, remedy=remedy):
             return cls.from_json(reading.read_text(path))
 
@@ -308,7 +308,7 @@ def _stage(entry: Any, place: str) -> Stage:
 
 
 def _check_details(value: Mapping[str, Any]) -> None:
-    """Checks further entries of a plan file that runs use; raises a ValueError that names one."""
+    """Raises a ValueError if another entry of a plan file that runs use is not valid."""
     for key in ("bottleneck_s", "profiling_s"):
         if value.get(key) is not None:
             reading.amount(value[key], key)
@@ -330,19 +330,19 @@ def _wholes(value: Any, place: str) -> list[int]:
 def grids_of(
     replicas: Sequence[object], grids: Sequence[Sequence[int] | None] | None
 ) -> list[tuple[int, ...] | None]:
-    """The grid of each stage, if any; ``replicas`` has an entry for each stage."""
+    """The grid of each stage, or None; ``replicas`` has an entry for each stage."""
     if grids is None:
         return [None] * len(replicas)
     if len(grids) != len(replicas):
         raise PlanError(
-            f"{len(grids)} grids are given for {len(replicas)} stages",
-            remedy="give one for each stage, such as [null, [1, 2]], with null for stages without",
+            f"the number of grids is {len(grids)}, but that of stages is {len(replicas)}",
+            remedy="give one for each stage, such as [null, [1, 2]]: null if it has no grid",
         )
     return [None if grid is None else tuple(map(int, grid)) for grid in grids]
 
 
 def devices_of(replicas: Sequence[int], grids: Sequence[Sequence[int] | None] | None) -> list[int]:
-    """The number of devices of each stage, from numbers of its replicas and its grid."""
+    """The number of devices of each stage: its replicas times the positions of its grid."""
     shapes = grids_of(replicas, grids)
     return [count * math.prod(shape or (1,)) for count, shape in zip(replicas, shapes, strict=True)]
 
@@ -365,8 +365,8 @@ def balanced(costs: Sequence[float], replicas: Sequence[int]) -> list[int]:
     layers, stages = len(costs), len(replicas)
     if stages > layers:
         raise PlanError(
-            f"{stages} stages for {layers} layers: each stage needs at least one",
-            remedy=f"use at most {layers} stages",
+            f"the plan has more stages ({stages}) than the model has layers ({layers})",
+            remedy="use at most one stage for each layer",
         )
     sums = [0.0, *accumulate(costs)]
 
@@ -391,7 +391,7 @@ def _best_cuts(
     """The least cost of all stages, and its cuts; among equal costs, the latest cuts.
 
     ``cost`` takes a stage, its first layer and the layer after its last. ``combine`` adds the cost
-    of one more stage to that of the stages before; it rises with both arguments.
+    of one more stage to that of the stages before; it must rise with both arguments.
     """
     best: dict[int, tuple[float, list[int]]] = {
         end: (cost(0, 0, end), []) for end in range(1, layers + 1)

@@ -14,7 +14,7 @@ ACTIONS = {"F": "forward", "B": "backward", "U": "update"}
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of a rank's time: something that it does, planned, simulated or measured.
+    """What a rank does from ``start`` to ``end``, as planned, simulated or measured.
 
     Attributes:
         rank: the rank that computes, sends or waits; for a sum of gradients, the first rank that
@@ -23,12 +23,12 @@ class Span:
             way to ``target``; ``sum`` for a sum of gradients over the replicas of the rank's stage;
             anything else is something the rank does besides its actions, such as ``loads``.
         number: the minibatch; for an update or a sum, its round.
-        microbatch: the part of the minibatch, or of the gradients that are summed; None if it is
-            whole.
-        start: when it begins, in seconds or in the unit of the costs.
-        end: when it ends, in the same unit.
+        microbatch: number of the microbatch, or of the part of the gradients that are summed; None
+            if the minibatch or the gradients are not divided.
+        start: time at the beginning, in seconds or in the unit of the costs.
+        end: time at the end, in the same unit.
         target: the rank to which a message is sent.
-        num_bytes: size of the message, or of the gradients of one replica.
+        num_bytes: size of a message, or of the gradients that one replica adds to a sum.
     """
 
     rank: int
@@ -53,7 +53,7 @@ class Span:
 
     @property
     def action(self) -> Action:
-        """The action of this span, which must be one."""
+        """The span as an action; it must be a forward, a backward or an update."""
         assert self.is_action, self
         return Action(self.kind, self.number, self.microbatch)  # type: ignore[arg-type]
 

@@ -14,19 +14,19 @@ from sparsepipe.schedule.plan import Plan
 from sparsepipe.utils.extensions import by_name
 
 WARMUPS = {"1f1b": 1, "eager_1f1b": 2}
-"""Forwards ahead of the first backward, as multiples of :meth:`Plan.warmup`, by the schedule."""
+"""Length of the warm-up as a multiple of :meth:`Plan.warmup`, by name of the schedule."""
 
 
 def naive(plan: Plan, minibatches: int) -> Schedule:
     """Naive model parallelism: one minibatch after the other, one stage at a time.
 
-    If a stage has replicas, one round of its minibatches is under way at a time.
+    Each replica of a stage runs one minibatch between two updates.
     """
     return _of(plan, lambda rank: naive_order(plan, rank, MinibatchSupply(minibatches)))
 
 
 def naive_order(plan: Plan, rank: int, supply: MinibatchSupply) -> Iterator[Action]:
-    """Yields the actions of one rank in :func:`naive`."""
+    """Yields the actions of ``rank`` in :func:`naive` for the minibatches of ``supply``."""
     stage, replica = plan.stage_of(rank), plan.replica_of(rank)
     replicas = plan.replicas(stage)
     for number, count in enumerate(supply.portions(replicas)):
@@ -39,7 +39,7 @@ def naive_order(plan: Plan, rank: int, supply: MinibatchSupply) -> Iterator[Acti
 def gpipe(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
     """GPipe (Huang et al., section 2.2): all forwards, then all backwards, then the update.
 
-    Backwards run in the reverse order of forwards.
+    Microbatches run backward in the reverse order.
     """
     return synchronous_by_name("gpipe", plan, minibatches, microbatches=microbatches)
 
@@ -47,7 +47,7 @@ def gpipe(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
 def gpipe_order(
     plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int
 ) -> Iterator[Action]:
-    """Yields the actions of one rank in :func:`gpipe`."""
+    """Yields the actions of ``rank`` in :func:`gpipe` for the minibatches of ``supply``."""
     parts = plan.microbatches_of(rank, microbatches)
     for minibatch, _ in enumerate(supply.portions(1)):
         yield from (Action("F", minibatch, part) for part in parts)
@@ -59,7 +59,7 @@ def one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
     """1F1B with flush (PipeDream-Flush): the updates of GPipe, with fewer microbatches in flight.
 
     After the warm-up, which is that of the asynchronous schedule, forwards and backwards take turns
-    until all of the minibatch is back; then the update follows.
+    until the backwards of all microbatches have run; then the update follows.
     """
     return synchronous_by_name("1f1b", plan, minibatches, microbatches=microbatches)
 
@@ -67,7 +67,7 @@ def one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
 def one_f_one_b_order(
     plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int
 ) -> Iterator[Action]:
-    """Yields the actions of one rank in :func:`one_f_one_b`."""
+    """Yields the actions of ``rank`` in :func:`one_f_one_b` for the minibatches of ``supply``."""
     return _in_turn(plan, rank, supply, microbatches, warmups=WARMUPS["1f1b"])
 
 
@@ -86,27 +86,27 @@ def eager_one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Sch
 def eager_order(
     plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int
 ) -> Iterator[Action]:
-    """Yields the actions of one rank in :func:`eager_one_f_one_b`."""
+    """Yields the actions of ``rank`` in :func:`eager_one_f_one_b` for ``supply``'s minibatches."""
     return _in_turn(plan, rank, supply, microbatches, warmups=WARMUPS["eager_1f1b"])
 
 
 MicrobatchOrder = Callable[[Plan, int, MinibatchSupply, int], Iterator[Action]]
-"""Yields the actions of a rank, for a plan, a rank, the supply and the number of microbatches."""
+"""Yields a rank's actions, given the plan, the rank, the supply and the number of microbatches."""
 
 SYNCHRONOUS: Mapping[str, MicrobatchOrder] = MappingProxyType(
     {"gpipe": gpipe_order, "1f1b": one_f_one_b_order, "eager_1f1b": eager_order}
 )
-"""Schedules that split minibatches into microbatches, by name."""
+"""Functions that yield a rank's actions, by the name of the schedule."""
 
 
 def order_by_name(name: str) -> MicrobatchOrder:
-    """A schedule of :data:`SYNCHRONOUS`, or that of another package.
+    """The function that yields a rank's actions in the schedule ``name``.
 
-    Limits of memory assume that all microbatches of a device are in flight at once in schedules of
-    other packages.
+    For schedules of other packages, memory limits assume that all microbatches of a device are in
+    flight at once.
 
     Args:
-        name: name of the schedule, or the dotted path of one of another package.
+        name: a name in :data:`SYNCHRONOUS`, or the dotted path of a function of another package.
 
     Raises:
         ConfigError: the schedule is unknown.
@@ -115,9 +115,8 @@ def order_by_name(name: str) -> MicrobatchOrder:
 
 
 def synchronous_by_name(name: str, plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
-    """The complete schedule of that name, in which each minibatch is cut into ``microbatches``.
-
-    See :func:`order_by_name` for the names.
+    """The schedule ``name`` (see :func:`order_by_name`) of so many ``minibatches``, each cut into
+    ``microbatches``.
     """
     order = order_by_name(name)
     return _of(plan, lambda rank: order(plan, rank, MinibatchSupply(minibatches), microbatches))

@@ -14,16 +14,16 @@ from sparsepipe.errors import ScheduleError
 from sparsepipe.schedule.actions import Action, Schedule
 from sparsepipe.schedule.plan import Plan
 
-_ORDER = "give every minibatch one forward and then one backward in each stage"
+_ORDER = "in each stage, give every minibatch one forward, then one backward, then its update"
 Part = tuple[int, int | None]
-"""A minibatch and its microbatch, if minibatches are split."""
+"""Numbers of a minibatch and of its microbatch; None instead if minibatches are not split."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A part of an action: ``take`` or ``put`` a message, or ``meet`` the stage's replicas.
+    """Communication of an action: ``take`` or ``put`` a message, or ``meet`` the other replicas.
 
-    ``peer`` is the rank at the other end of the message; to meet, it is the rank itself.
+    ``peer`` is the rank that sends or gets the message; for ``meet``, it is the rank itself.
     """
 
     what: str
@@ -47,9 +47,9 @@ def check(
             waits; 0: the sender waits until its message is taken; None: no limit.
         gradient_first: whether a rank sends the gradient of its input before it meets the other
             replicas for the update; otherwise after the update, as in PipeDream.
-        max_staleness: most updates between a minibatch's forward and its own update: 0 for a
-            synchronous schedule, the largest warm-up of any stage for the asynchronous one; None:
-            no limit.
+        max_staleness: largest number of updates between a minibatch's forward and its own update:
+            0 for a synchronous schedule, the largest warm-up of any stage for the asynchronous one;
+            None: no limit.
 
     Raises:
         ScheduleError: the schedule cannot be carried out; the message names rank and action.
@@ -62,7 +62,7 @@ def check(
 
 
 def _check_lists(schedule: Schedule) -> None:
-    """Checks for each rank: forward before backward before update, nothing twice."""
+    """Checks each rank's order: forward, backward, update of a minibatch, and nothing twice."""
     plan = schedule.plan
     for rank, actions in enumerate(schedule.actions):
         begun: set[Part] = set()
@@ -113,7 +113,7 @@ def _check_stages(schedule: Schedule) -> None:
     if is_split and any(microbatch is None for _, microbatch in parts):
         raise ScheduleError(
             "some minibatches are split into microbatches and others are not",
-            remedy="split all minibatches or none: numbers of updates depend on it",
+            remedy="split all minibatches or none",
         )
     begun = {number for number, _ in parts}
     parts |= {(m, 0 if is_split else None) for m in range(minibatches) if m not in begun}
@@ -126,14 +126,14 @@ def _check_stages(schedule: Schedule) -> None:
         for rank in plan.ranks_of(stage):
             updates = sum(action.kind == "U" for action in schedule.actions[rank])
             if updates < rounds:
-                remedy = "update once a round, even replicas without a minibatch in the last one"
+                remedy = "add an update for each round, even without a minibatch in the last one"
                 raise _wrong(rank, Action("U", updates), "is missing", remedy)
             if updates > rounds:
                 raise _wrong(rank, Action("U", rounds), "has no minibatch", "leave it out")
 
 
 def _steps(schedule: Schedule, rank: int, *, gradient_first: bool) -> Iterator[_Step]:
-    """Yields the messages and updates of a rank in order."""
+    """Yields what a rank sends and receives and its meetings for updates, in order."""
     plan = schedule.plan
     stage = plan.stage_of(rank)
     held: list[_Step] = []  # gradients that are sent after the next update
@@ -264,7 +264,7 @@ def _check_staleness(schedule: Schedule, bound: int) -> None:
                 stale = _own_update(plan, rank, action) - updates
                 if stale > bound:
                     fault = f"has a staleness of {stale}, but at most {bound} is allowed"
-                    raise _wrong(rank, action, fault, "run fewer forwards ahead")
+                    raise _wrong(rank, action, fault, "run this forward after more updates")
 
 
 def _own_update(plan: Plan, rank: int, action: Action) -> int:

@@ -13,7 +13,7 @@ from sparsepipe.schedule.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """How a minibatch passes a rank.
+    """The state of a rank's weights when it handles a minibatch.
 
     Args:
         forward: number of updates before its forward: the version that weight stashing uses.
@@ -32,7 +32,7 @@ class Passage:
 
 
 def passages(schedule: Schedule, rank: int) -> dict[int, Passage]:
-    """The passage of every minibatch that ``rank`` handles, in the order of their forwards.
+    """The passage of every minibatch that ``rank`` handles, by its number, ordered by forwards.
 
     The schedule must not split minibatches into microbatches.
     """
@@ -53,19 +53,19 @@ def passages(schedule: Schedule, rank: int) -> dict[int, Passage]:
 
 
 def included_at(plan: Plan, minibatch: int) -> int:
-    """How many minibatches the weights of stage 0 include at the forward of ``minibatch`` there, in
-    the asynchronous schedule.
+    """The number of minibatches whose gradients stage 0 has applied before its forward of
+    ``minibatch``, in the asynchronous schedule.
 
     Under vertical sync, every stage uses weights that include these minibatches and no later ones.
-    ``minibatch`` need not come: weights for a rank's next minibatch are kept until the drain.
+    The run may end before ``minibatch``: weights for a rank's next one are kept until the drain.
     """
     replicas = plan.replicas(0)
     return max(0, minibatch // replicas - plan.warmup(0)) * replicas
 
 
 def until_return(plan: Plan, stage: int) -> int:
-    """How many updates ``stage`` makes after a minibatch's own until the minibatch is back at stage
-    0.
+    """Number of updates that ``stage`` makes after a minibatch's own until the minibatch is back at
+    stage 0.
 
     SpecTrain predicts, for both passes of a minibatch in all stages, the weights at one moment:
     when the minibatch is back. Without replicas, stage k of N looks floor(k / 2) updates ahead at
@@ -91,7 +91,7 @@ class Tally:
         rank: the rank whose actions :meth:`see` gets.
 
     Attributes:
-        stashed: the most sets at a time so far under weight stashing, including the newest.
+        stashed: largest number of sets at a time so far under weight stashing, with the newest.
         vertical: the same under vertical sync, for asynchronous schedules. Until the drain, the
             version that the rank's next minibatch would need and all later ones are kept.
         predicted: the same under SpecTrain: the newest, and one for each minibatch in flight.

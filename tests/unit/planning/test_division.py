@@ -86,7 +86,7 @@ def test_refused(settings: list[str], error: type[Exception], words: list[str]) 
     ("settings", "words"),
     [
         (("parallel.plan.cuts=[4]",), ["do not split 4 layers", "from 1 to 3"]),
-        (("parallel.plan.config=1-1-1", "parallel.plan.cuts=[2]"), ["1 cuts are given"]),
+        (("parallel.plan.config=1-1-1", "parallel.plan.cuts=[2]"), ["cuts=[2] does not fit"]),
         (("FILE", "model.norm=true"), ["covers 4 layers, but the model has 5", "for this model"]),
     ],
     ids=["beyond", "count", "file"],

@@ -151,7 +151,7 @@ def test_checkpoint_of_another_model(job: Job) -> None:
     run = job()
     with pytest.raises(CheckpointError) as error:
         job("task=evaluate", "model.width=9", "task.allow=[model]", f"checkpoint={run}")
-    assert "layers.0.weight is (8, 8) there, (9, 8) in the model" in error.value.message
+    assert "layers.0.weight is (8, 8) in the file, (9, 8) in the model" in error.value.message
     assert str(run / "config.yaml") in error.value.remedy
     assert error.value.exit_code == 5
     with pytest.raises(CheckpointError, match=r"layers\.1\.weight"):

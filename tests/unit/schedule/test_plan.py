@@ -53,7 +53,7 @@ def test_a_plan_file_is_read_back():
 @pytest.mark.parametrize(
     ("config", "cuts", "words"),
     [
-        ("2-1", [], "2 stages, but 0 cuts"),
+        ("2-1", [], "does not fit the number of stages"),
         ("2-x", [1], "replicas"),
         ("0-1", [1], "replicas"),
         ("1-1", [4], "do not split 4 layers"),

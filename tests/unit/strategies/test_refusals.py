@@ -297,15 +297,15 @@ def test_what_two_stages_would_share(kind: Any, word: str) -> None:
 @pytest.mark.parametrize(
     ("grids", "error", "text"),
     [
-        ([None], PlanError, "1 grids are given for 2 stages"),
-        ([None, [1, 1]], PlanError, "stage 1 is a grid of 1 x 1 on 1 devices"),
-        ([None, [0, 2]], PlanError, "stage 1 is a grid of 0 x 2"),
+        ([None], PlanError, "number of grids is 1, but that of stages is 2"),
+        ([None, [1, 1]], PlanError, "stage 1, 1 in all, cannot form a grid of 1 x 1"),
+        ([None, [0, 2]], PlanError, "cannot form a grid of 0 x 2"),
     ],
 )
 def test_grids_that_fit_no_plan_are_refused(grids: Any, error: type, text: str) -> None:
     with pytest.raises(error, match=text):
         Plan.of(config="1-1", cuts=[2], num_layers=4, grids=grids)
-    with pytest.raises(PlanError, match="a grid of 1 x 2 on 4 devices"):
+    with pytest.raises(PlanError, match="4 in all, cannot form a grid of 1 x 2"):
         Plan.of(config="1-2", cuts=[2], num_layers=4, grids=[None, [1, 2]])
 
 
