@@ -117,7 +117,7 @@ def test_kernels_of_size_1_are_read_where_their_layout_is_certain(tmp_path: Path
     module, numbers = sparse.Conv3d(2, 4, 1), torch.arange(8.0)
     load_weights(module, {"weight": numbers.reshape(1, 1, 1, 2, 4)}, tmp_path / "1.pt")
     assert torch.equal(module.kernel, numbers.reshape(1, 2, 4))
-    with pytest.raises(CheckpointError, match=r"\(4, 1, 1, 1, 2\) there"):
+    with pytest.raises(CheckpointError, match=r"\(4, 1, 1, 1, 2\) in the file"):
         load_weights(module, {"weight": numbers.reshape(4, 1, 1, 1, 2)}, tmp_path / "2.pt")
 
 
@@ -127,7 +127,7 @@ def test_another_head_is_left_out_only_where_somebody_says_so(tmp_path: Path) ->
     weights = read_checkpoint(path)["state_dict"]
     before = {name: value.clone() for name, value in module.state_dict().items()}
     with pytest.raises(
-        CheckpointError, match=r"layers\.3\.weight is \(5, 4\) there, \(3, 4\)"
+        CheckpointError, match=r"layers\.3\.weight is \(5, 4\) in the file, \(3, 4\)"
     ) as no:
         load_weights(module, weights, path)
     assert "checkpoint_strict=false" in no.value.remedy
