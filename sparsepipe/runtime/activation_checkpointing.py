@@ -1,8 +1,8 @@
-"""Activation checkpointing: a span of layers keeps only its input and runs again in the backward.
+"""Activation checkpointing: layers keep only their input and run again during the backward pass.
 
 Uses the non-reentrant ``torch.utils.checkpoint``, so that the graph, and with it the order of every
 sum, is the same as without recomputation. The second run computes the same as the first, and leaves
-random generators and the statistics of norm layers as they were.
+random generators and the statistics of norm layers as it found them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _second_run = ContextVar("_second_run", default=False)
 
 
 def recomputing() -> bool:
-    """Whether layers are running again in a backward, including any that checkpoint themselves."""
+    """Whether code runs during a backward pass, in which layers run again."""
     return _second_run.get() or torch._C._current_graph_task_id() != -1
 
 
 class RecomputedSpan:
-    """Consecutive layers that keep only their input for the backward.
+    """Layers with the indices ``span``, which keep only their input for the backward pass.
 
-    ``randomness`` seeds the random draws of each layer; None leaves the generators as they are.
+    ``randomness``: how the code that runs the layers seeds torch's generators; None: it does not.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RecomputedSpan:
         self._modules = [inner for number in span for inner in layers[number].modules()]
 
     def __call__(self, value: Any, run_layers: Callable[[Any], Any]) -> Any:
-        """Returns ``run_layers(value)``, whose activations are recomputed in the backward.
+        """Returns ``run_layers(value)``, whose activations are recomputed in the backward pass.
 
         Raises a ConfigError if a layer would compute something different in its second run.
         """
@@ -95,9 +95,9 @@ class RecomputedSpan:
 
     @contextmanager
     def _recording(self, kept: Sequence[Tensor], drawn: dict[Any, Any]) -> Iterator[None]:
-        """Stores in ``drawn`` the states that generators have before the first run draws from them.
+        """Context of the first run; stores in ``drawn`` the states of generators before its draws.
 
-        Refuses layers that would compute something different in a second run.
+        ``kept``: tensors of the input. A ConfigError if a second run would compute other values.
         """
         versions = [tensor._version for tensor in kept]
         buffers = [
@@ -117,16 +117,16 @@ class RecomputedSpan:
             refused = "changes in place the input of the first, which is kept to recompute them"
             remedy = f"give that layer inplace=False, or {remedy}"
         elif changed:
-            refused = f"({changed[0][0]}) would change its buffer {changed[0][1]!r} in both runs"
+            refused = f"({changed[0][0]}) would change its buffer {changed[0][1]!r} again if rerun"
         elif generators != after:
-            refused = "creates or replaces a random generator, and draws differently when run again"
+            refused = "creates or replaces a random generator, so its draws would differ if rerun"
             remedy = f"create generators in __init__ and keep them, or {remedy}"
         if refused:
             raise ConfigError(f"one of {self._layers} {refused}", remedy=remedy)
         drawn.update(states_before_draws(states, states_of(after)))
 
     def _generators(self) -> dict[Any, Generator]:
-        """Generators of the layers, found anew: modules may get different ones between epochs."""
+        """Finds the layers' generators, each time anew: code may replace them between epochs."""
         found: dict[Any, Generator] = {"numpy": NUMPY, "python": PYTHON}
         for place, module in enumerate(self._modules):
             named = vars(module).items()
@@ -137,12 +137,12 @@ class RecomputedSpan:
 def _taken_apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
     """The distinct tensors of a span's input, and a function that rebuilds the input from them.
 
-    The function keeps no tensors alive except coordinates.
+    A sparse tensor counts with its features. The function keeps no tensors alive but coordinates.
     """
     flat, tree = pytree.tree_flatten(value, is_leaf=lambda node: isinstance(node, SparseTensor))
     places: dict[int, int] = {}
     tensors: list[Tensor] = []
-    # A value; or the index of a tensor; or that of features, with their grid and coordinates.
+    # (value, None, None), (None, index, None) or, for a sparse tensor, (grid, index, coordinates).
     parts: list[tuple[Any, int | None, _SharedCoordinates | None]] = []
     for leaf in flat:
         tensor = leaf.feats if isinstance(leaf, SparseTensor) else leaf
@@ -176,7 +176,7 @@ def _taken_apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]],
 
 
 class _SharedCoordinates(NamedTuple):
-    """Coordinates, a weak reference to the first run's cache, and an empty one for second runs."""
+    """Coordinates, a weak reference to the first run's cache, an empty cache for second runs."""
 
     coords_N4: Tensor
     first: weakref.ref[CoordinateCache]
@@ -184,4 +184,4 @@ class _SharedCoordinates(NamedTuple):
 
 
 _levels: WeakKeyDictionary[CoordinateCache, _SharedCoordinates] = WeakKeyDictionary()
-"""By cache, the coordinates that all spans share whose inputs are on the same sites."""
+"""By the first run's cache; spans share an entry if their inputs are on the same sites."""

@@ -27,7 +27,7 @@ _PEAKS: dict[Mode, Callable[[Tally], int]] = {
     Mode.SPECTRAIN: lambda tally: tally.predicted,
     Mode.NONE: lambda tally: 1,
 }
-"""Largest number of weight sets in use at a time that the schedule gives a rank, by mode."""
+"""By mode: the largest number of weight sets that a rank has in use at a time, by the schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,9 @@ class Segment:
     """Record of what a rank ran between two drains.
 
     Attributes:
-        minibatches: number of minibatches in the segment, on all ranks of a stage together.
-        version_of_forward: by minibatch of this rank, the weight version of its forward.
-        version_of_backward: the same for its backward.
+        minibatches: number of minibatches that entered the pipeline, numbered from 0.
+        version_of_forward: weight version of each forward on this rank, by minibatch's number.
+        version_of_backward: the same for each backward.
         peak_versions: largest number of weight sets in use at a time.
     """
 
@@ -48,13 +48,13 @@ class Segment:
 
 
 class AsynchronousWorker(StageWorker[Events]):
-    """Runs one rank's share of every minibatch of an asynchronous pipeline.
+    """Runs one rank of an asynchronous pipeline.
 
     Args:
         weights: the weights of the rank's stage; None: the worker only evaluates.
 
     Attributes:
-        segments: records of what ran, one per drain; None, the default: nothing is recorded.
+        segments: a record for each drain so far; None, the default: nothing is recorded.
     """
 
     def __init__(self, *, weights: Weights | None, **common: Any) -> None:

@@ -25,9 +25,9 @@ class TimingBudget:
     """How often something is timed, and how long that may take.
 
     Attributes:
-        repeats: measurements that count; at least 1.
-        warmups: measurements before those; fewer if they would take longer than ``most_s``.
-        most_s: seconds for all measurements; one that begins later is the last.
+        repeats: largest number of measurements that count; at least one does.
+        warmups: number of measurements before those; fewer once ``most_s`` has passed.
+        most_s: seconds for all measurements; the first that begins later counts and is the last.
         timeout_s: limit in seconds of every wait for another rank.
     """
 
@@ -37,7 +37,7 @@ class TimingBudget:
     timeout_s: float
 
     def times_s(self, exchange: Callable[[bool], None]) -> list[float]:
-        """Seconds of each call of ``exchange``, whose argument is whether the call is the last."""
+        """Calls ``exchange(is_last)`` repeatedly; returns the seconds of each call that counts."""
         begun_s, warm, counted = time.perf_counter(), 0, list[float]()
         while True:
             start_s = time.perf_counter()
@@ -53,14 +53,14 @@ class TimingBudget:
                 return counted
 
     def within(self, once_s: float) -> tuple[int, int]:
-        """Warm-ups and repeats, ``once_s`` each, that fit in ``most_s``; at least one repeat."""
+        """(warm-ups, repeats) of ``once_s`` seconds that fit in ``most_s``; at least one repeat."""
         room = max(1, int(self.most_s / max(once_s, 1e-9)))
         warmups = min(self.warmups, room - 1)
         return warmups, min(self.repeats, room - warmups)
 
 
 class Benchmark:
-    """Runs measurements one after another on all ranks; each creates one at the same time.
+    """Runs measurements one after another. All ranks create their Benchmark at the same time.
 
     Tensors are sent from ``device``, by default the host; with ``direct``, between CUDA devices
     over NCCL.
@@ -77,7 +77,7 @@ class Benchmark:
 
     @contextmanager
     def turn(self, what: str) -> Iterator[None]:
-        """Context of a measurement on some of the ranks, whose end all ranks wait for."""
+        """Context of measurement ``what`` on some of the ranks, whose end all ranks wait for."""
         try:
             yield
             with collective(f"waiting for the end of {what}", self._everyone):
@@ -104,7 +104,7 @@ class MessageTime:
         both_ways: whether ``target`` sends as much to ``source`` at the same time.
         seconds: median time from the send to the arrival of the answer, an empty message.
         latency_s: half the median time that an empty message takes there and back.
-        repeats: number of measurements.
+        repeats: number of measurements of which ``seconds`` is the median.
     """
 
     source: int
@@ -117,14 +117,14 @@ class MessageTime:
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes per second in each direction."""
+        """Bytes per second from ``source`` to ``target`` and, if ``both_ways``, also back."""
         return self.size_bytes / self.seconds
 
 
 def pairs_of(hosts: Sequence[int], *, all_up_to: int) -> list[tuple[int, int]]:
-    """Pairs of ranks to measure, given each rank's host number: all, up to ``all_up_to`` ranks.
+    """Pairs of ranks to measure, given each rank's host number.
 
-    With more ranks, one pair inside each host and one between every two hosts.
+    All pairs of at most ``all_up_to`` ranks; of more, one inside each host and one between any two.
     """
     if len(hosts) <= all_up_to:
         return list(combinations(range(len(hosts)), 2))
@@ -137,10 +137,10 @@ def pairs_of(hosts: Sequence[int], *, all_up_to: int) -> list[tuple[int, int]]:
 def time_pairs(
     benchmark: Benchmark, pairs: Sequence[tuple[int, int]], sizes_bytes: Sequence[int]
 ) -> list[MessageTime]:
-    """Times of the messages that this rank sends; a collective.
+    """Measures messages between each of ``pairs``; returns the times of those that this rank sends.
 
-    Each pair is timed by itself: from its first rank to the second, back, and, with the last and
-    largest size, both ways at once.
+    A collective of all ranks. Pairs take turns: each is timed from its first rank to the second,
+    back, and, with the last and largest size, in both directions at once.
     """
     found: list[MessageTime] = []
     for first, second in pairs:
@@ -177,7 +177,7 @@ class _Pair:
         )
 
     def time(self, source: int, size_bytes: int, *, both_ways: bool) -> list[MessageTime]:
-        """Times a message; ``source`` returns the time, or keeps that of 0 bytes as the latency."""
+        """Times a message; ``source`` returns the time, but keeps that of 0 bytes as latency."""
         if self._other < 0:
             return []
         leads = self._me == source
@@ -240,12 +240,12 @@ How = Literal["all_reduce", "replicas"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReductionTime:
-    """How long ranks take for a sum over all of them.
+    """How long ``ranks`` take to sum a float32 vector of ``size_bytes`` over all of them.
 
     Attributes:
         how: ``all_reduce`` is torch's, as in data parallelism; ``replicas`` is the ordered sum with
             which the replicas of a stage average gradients.
-        seconds: median time of a sum on the first of ``ranks``.
+        seconds: median time of a sum, measured on the first of ``ranks``.
     """
 
     ranks: tuple[int, ...]
@@ -256,7 +256,7 @@ class ReductionTime:
 
 
 def groups_of(hosts: Sequence[int]) -> list[tuple[int, ...]]:
-    """All ranks, and the ranks of each host that has several, given each rank's host number."""
+    """Groups to measure, given each rank's host number: all, and those of hosts with several."""
     everyone = tuple(range(len(hosts)))
     inside = [tuple(r for r in everyone if hosts[r] == host) for host in sorted({*hosts})]
     return list(dict.fromkeys([everyone, *(ranks for ranks in inside if len(ranks) > 1)]))
@@ -265,9 +265,10 @@ def groups_of(hosts: Sequence[int]) -> list[tuple[int, ...]]:
 def time_reductions(
     benchmark: Benchmark, groups: Sequence[tuple[int, ...]], sizes_bytes: Sequence[int]
 ) -> list[ReductionTime]:
-    """Times of float32 sums in the groups whose first rank this is; a collective of all ranks.
+    """Measures float32 sums in each of ``groups``; a collective of all ranks.
 
-    Groups sum one after another. Sizes are rounded down to a multiple of 4 bytes, at least 4.
+    Returns the times of the groups whose first rank this is. Groups take turns. Sizes are rounded
+    down to a multiple of 4 bytes, at least 4.
     """
     found: list[ReductionTime] = []
     hows: tuple[How, ...] = ("all_reduce", "replicas")
@@ -313,7 +314,7 @@ def _reduction_times_s(benchmark: Benchmark, made: Any, how: How, length: int) -
         return time.perf_counter() - start_s
 
     def slowest_s(own_s: float) -> float:
-        """The longest time of all ranks, so that all repeat equally often."""
+        """The longest ``own_s`` of all ranks, so that all repeat equally often."""
         place = "cpu" if dist.get_backend(made) == "gloo" else device
         found_s = torch.tensor([own_s], dtype=torch.float64, device=place)
         dist.all_reduce(found_s, op=dist.ReduceOp.MAX, group=made)

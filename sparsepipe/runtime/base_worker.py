@@ -26,32 +26,32 @@ _Events = TypeVar("_Events")
 
 
 class Steps(Protocol):
-    """The step of a minibatch, cut at its call of the layers: a half for each end of the pipeline.
+    """The step of a minibatch, cut where it calls the layers: a half for each end of the pipeline.
 
     ``run`` computes the layers: those of the last stage on the input that it received, or, with a
     single stage, all layers on the argument of ``run``.
     """
 
     def open(self, batch: Any) -> tuple[Any, Any]:
-        """Returns the input of the layers, and the part of the batch that the last stage needs."""
+        """Runs the first half; returns the layers' input, and ``rest`` for :meth:`close`."""
 
     def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, Any]:
-        """Returns the loss or an evaluation's result, and logs; ``run`` returns the output."""
+        """Runs the second half; returns the loss or an evaluation's result, and what was logged."""
 
     def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """Does both halves on a single stage; ``run`` maps the layers' input to their output."""
+        """Runs both halves on a single stage; returns the same as :meth:`close`."""
 
 
 class UpdateEvents(Protocol):
     """Callbacks that every worker calls."""
 
     def before_backward(self, loss: Tensor) -> None:
-        """Called before each backward of the last stage, of a minibatch or a microbatch."""
+        """Called in the last stage before each backward, of a minibatch or a microbatch."""
 
     def update(self, gradients: Mapping[str, Tensor | None], *, step: int) -> None:
-        """Applies the gradients of a round, or a minibatch, to this stage's parameters, in place.
+        """Updates this stage's parameters in place, given their gradients by name.
 
-        ``step`` is the round of stage 0 since the last drain whose learning rate applies. It is the
+        ``step``: the round of stage 0, from 0 at the last drain, whose learning rate applies; the
         same for all replicas, though they may reach the update in different rounds.
         """
 
@@ -60,7 +60,7 @@ class Events(UpdateEvents, Protocol):
     """Callbacks that a worker of the asynchronous pipeline calls."""
 
     def done(self, minibatch: int, *, loss: Tensor, logs: Any) -> None:
-        """Called when a minibatch has gone backward through this stage."""
+        """Called after a minibatch's backward here; ``minibatch`` counts from the last drain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +73,7 @@ class Microbatch:
         samples: number of samples, at least one.
         weight: factor of ``loss`` in the minibatch's loss.
         loss: mean over the samples, a scalar.
+        logs: what its step logged.
     """
 
     minibatch: int
@@ -87,19 +88,19 @@ class MinibatchEvents(UpdateEvents, Protocol):
     """Callbacks that a worker of a synchronous pipeline calls."""
 
     def done(self, microbatches: Sequence[Microbatch]) -> None:
-        """Called when a minibatch has gone backward here, with this rank's parts by number."""
+        """Called after a minibatch's last backward, with this rank's microbatches by number."""
 
 
 class StageMessages:
-    """A rank's messages to and from stages: the plan says which rank of a stage gets a minibatch.
+    """Sends and receives messages about minibatches; the plan gives the rank in the other stage.
 
     Args:
         shared: passes messages from the first rank of a grid to its others; None without a grid.
 
     Attributes:
-        leads: whether this rank is the first of its grid, or has none.
+        leads: whether this rank is the first of its grid, or in no grid.
         first: number that messages and errors about them give to the schedule's minibatch 0.
-        share: returns the message that its argument makes, in a grid on the first rank alone.
+        share: returns the message that its argument makes; in a grid, only the first rank makes it.
     """
 
     def __init__(self, plan: Plan, network: Network, shared: SharedMessages | None) -> None:
@@ -114,11 +115,11 @@ class StageMessages:
         self._held_back = False
 
     def begin(self, first: int, *, parts: int | None = None, held_back: bool = False) -> None:
-        """Numbers messages from ``first``, the same on all ranks, while none is under way.
+        """Numbers messages from ``first``; called alike on all ranks, while none is under way.
 
-        ``parts`` is the number of microbatches, if messages are about these; errors then name them.
+        ``parts``: microbatches per minibatch, if messages are about these; errors then name them.
         With ``held_back``, channels hold no more messages than their default depth, even if made
-        for more: evaluation sends whole batches, which take more memory than their parts.
+        for more: evaluation sends minibatches, which take more memory than microbatches.
         """
         self.first = first
         self._held_back = held_back
@@ -133,7 +134,7 @@ class StageMessages:
         *,
         meta: Mapping[str, Any] | None = None,
     ) -> None:
-        """Sends to the rank of ``stage`` that handles ``minibatch``; a grid sends only once."""
+        """Sends a message to the rank of ``stage`` that handles ``minibatch``; a grid sends one."""
         if not self.leads:
             return
         message = Message(minibatch=self.first + minibatch, meta=meta or {}, tree=tree)
@@ -154,16 +155,17 @@ class StageMessages:
 
 
 def moment(recorder: Recorder | None, part: Part) -> AbstractContextManager[None]:
-    """Context of an activity of a rank, whose time the recorder, if any, records."""
+    """Context of an activity of a rank; ``recorder``, if any, records its time as ``part``."""
     return nullcontext() if recorder is None else recorder.moment(part)
 
 
 class StageWorker(ABC, Generic[_Events]):
-    """Runs one rank's share of every minibatch; ``slowed`` makes a context for each computation.
+    """Runs one rank of a pipeline; ``slowed`` makes a context for each of its computations.
 
     Attributes:
-        rounds: rounds of stage 0 since the last drain, including a partial one.
-        evaluated: minibatches evaluated so far; to be reset to 0 after a loader's last one.
+        rounds: number of rounds since the last drain, including a partial one. In a round, each
+            rank (or grid) of stage 0 reads one minibatch.
+        evaluated: number of minibatches evaluated so far; to be reset to 0 after a loader's last.
     """
 
     def __init__(
@@ -207,9 +209,9 @@ class StageWorker(ABC, Generic[_Events]):
 
     @abstractmethod
     def feed(self, batch: Any, *, count: int, number: int) -> None:
-        """Starts a round, in which ``count`` batches enter stage 0, and performs the actions that
-        are then due here. ``batch`` is this rank's, if it reads one; ``number`` is that of the
-        round's first minibatch in the whole run.
+        """Starts a round, in which ``count`` minibatches enter stage 0, and performs the actions
+        that are then due here. ``batch``: the one that this rank reads, if any; ``number``: that of
+        the round's first minibatch, in the whole run.
         """
 
     @abstractmethod
@@ -219,8 +221,8 @@ class StageWorker(ABC, Generic[_Events]):
     def evaluate(self, batch: Any, *, count: int, replies: bool = False) -> list[tuple[int, Any]]:
         """Sends one round of ``count`` minibatches forward.
 
-        The last stage returns the number and logs of each minibatch of this rank. With ``replies``
-        it returns number and result, and so does the rank that read the batch, which waits for it.
+        Returns (number, logs) of each minibatch that this rank handles in the last stage. With
+        ``replies``, (number, result), also on the rank that read the batch, which waits for it.
         """
         assert not self.rounds, "evaluation begins when the pipeline is empty"
         self._messages.begin(0, held_back=True)
@@ -256,7 +258,7 @@ class StageWorker(ABC, Generic[_Events]):
         return found
 
     def _open_minibatch(self, minibatch: int, batch: Any) -> tuple[Any, Any]:
-        """Returns (layers' input, None) and sends the rest ahead; a single stage: (None, batch)."""
+        """Returns (layers' input, None) after sending the rest; on a single stage (None, batch)."""
         if self._last:
             return None, batch
 
@@ -269,7 +271,7 @@ class StageWorker(ABC, Generic[_Events]):
         return self._messages.share(opened).tree, None
 
     def _step_around(self, rest: Any) -> dict[str, Any]:
-        """Keyword argument for the step around the last stage's layers; none on other stages."""
+        """Argument ``whole`` or ``close`` for the last stage's layers; none on other stages."""
         if not self._last:
             return {}
         if self._first:
@@ -278,10 +280,7 @@ class StageWorker(ABC, Generic[_Events]):
 
     @contextmanager
     def _noting(self, doing: str, action: Action | None = None) -> Iterator[None]:
-        """Context that adds to errors what this rank was doing, and records the action, if any.
-
-        The action has the minibatch's number in the whole run.
-        """
+        """Context that adds ``doing`` to errors and records ``action``, numbered in the run."""
         recorded: AbstractContextManager[None] = nullcontext()
         if self._recorder is not None and action is not None:
             recorded = self._recorder.action(action)

@@ -1,7 +1,7 @@
-"""Batch norms where minibatches pass through them in microbatches.
+"""Batch norms in pipelines that cut minibatches into microbatches.
 
 torch's batch norms normalise with the statistics of their batch, and update running statistics with
-these. :class:`NormMode` says which batch that is where minibatches are cut; ``deferred`` is
+these. :class:`NormMode` says which batch that is for a microbatch; ``deferred`` is
 torchgpipe's ``DeferredBatchNorm`` (Kim et al., 2020).
 """
 
@@ -28,7 +28,7 @@ from sparsepipe.sparse import BatchNorm, SparseTensor
 class Moments:
     """Count, mean and squared deviations of the values that a batch norm saw in each channel.
 
-    In double precision. Shapes: C channels, P parts.
+    In double precision. Shapes: C channels, P parts of the values.
 
     Args:
         count: values per channel: samples times pixels or voxels; rows of a sparse tensor.
@@ -42,7 +42,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: Tensor) -> Moments:
-        """Moments of a batch [N, C, ...] with at least one value of each channel.
+        """Moments of a batch [N, C, ...] with at least one value per channel.
 
         Takes two passes, the second of which corrects the rounding of the mean, so that channels
         far from zero stay accurate; faster than ``torch.var_mean`` on a CPU.
@@ -84,15 +84,15 @@ class NormMode(StrEnum):
     """The microbatch's statistics; one update, with the statistics of the minibatch."""
     RUNNING = "running"
     """The running statistics from before the minibatch, as constants; one update, with the
-    statistics of the minibatch. How the minibatch is cut then changes no gradient."""
+    statistics of the minibatch. Gradients then do not depend on how the minibatch is cut."""
 
 
 _KNOWN: Sequence[Callable[..., Any]] = (_BatchNorm.forward, BatchNorm.forward)
 
 
 def check_norms(module: nn.Module, mode: NormMode) -> None:
-    """Raises a ConfigError for batch norms with a forward of their own, and for those without
-    running statistics if ``mode`` normalises with these.
+    """Raises a ConfigError for batch norms that ``mode`` cannot handle: those with a forward of
+    their own, and, if it normalises with running statistics, those without any.
     """
     if mode is NormMode.MICROBATCH:
         return
@@ -113,14 +113,14 @@ def check_norms(module: nn.Module, mode: NormMode) -> None:
 
 
 def norms_of(module: nn.Module) -> dict[str, _BatchNorm]:
-    """The distinct batch norms of a module, by name."""
+    """The distinct batch norms within a module, by name."""
     return {name: m for name, m in module.named_modules() if isinstance(m, _BatchNorm)}
 
 
 class MinibatchNorms:
     """The batch norms of a stage that trains in microbatches.
 
-    They run differently only within :meth:`gathering`, where they collect moments.
+    Only within :meth:`gathering`, their forward is replaced, in order to collect moments.
 
     Args:
         norms: norms by name that passed :func:`check_norms`, in the same order on all replicas.
@@ -146,7 +146,7 @@ class MinibatchNorms:
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Context of a minibatch, in which norms in training mode collect their inputs' moments."""
+        """Context of a minibatch: norms in training mode collect the moments of their inputs."""
         forwards = [*self._refused, *((norm.norm, norm) for norm in self._norms)]
         for norm in self._norms:
             norm.seen.clear()
@@ -162,7 +162,7 @@ class MinibatchNorms:
     def move(self, replicas: Replicas) -> None:
         """Updates running statistics with those of the minibatch; a collective of replicas.
 
-        Its parts on all replicas are combined in their order, so that all get the same bits.
+        Moments are combined in the order of the replicas, so that all get the same bits.
         """
         if not self._norms:
             return
@@ -193,12 +193,12 @@ class MinibatchNorms:
 
 
 def _refuse(input: Any, *, name: str, norm: _BatchNorm, mode: NormMode) -> Any:
-    """Replaces the forward of a norm whose running statistics another stage has."""
+    """Replaces the forward of a norm whose running statistics belong to another stage."""
     if norm.training and norm.track_running_stats:
         raise ConfigError(
             f"{name} ({type(norm).__name__}) runs before the layers, on the first stage and again "
-            "on the last, which has its running statistics, so that "
-            f"batch_norm={mode.value} could not update them once a minibatch",
+            "on the last, which has its running statistics, so "
+            f"batch_norm={mode.value} cannot update them once per minibatch",
             remedy="make it the first entry of the Sequential, or use batch_norm=microbatch",
         )
     return type(norm).forward(norm, input)
@@ -239,7 +239,7 @@ class _Gathering:
         return output
 
     def move(self, moments: Moments) -> None:
-        """Updates running statistics as torch does, unless a single value leaves no variance."""
+        """Updates running statistics as torch does, unless a channel has fewer than 2 values."""
         norm = self.norm
         if moments.count < 2:
             return

@@ -48,8 +48,8 @@ def launch(
 ) -> None:
     """Runs ``command`` in ``ranks`` processes on this host and waits for them.
 
-    The first signal to this process, unless it ignores it, is passed to every rank; they have
-    ``grace_s`` to end. A second one ends this process at once, and the ranks with it (see
+    The first SIGTERM, SIGINT or SIGHUP, unless this process ignores it, is passed to every rank. A
+    second one ends this process at once, and the ranks with it (see
     :func:`~sparsepipe.utils.process.end_with_parent`). When a rank fails, the others are ended.
 
     Args:
@@ -58,9 +58,9 @@ def launch(
         ranks: number of processes.
         threads_per_rank: OMP_NUM_THREADS of each rank, unless that is already set.
         reports: directory for the failure reports of the ranks.
-        grace_s: seconds that ranks have for an orderly end.
+        grace_s: seconds that ranks have to end after a signal.
         name: returns the name of a rank for messages.
-        address: address of this host, the only one at which ranks meet.
+        address: address of this host at which ranks meet.
 
     Raises:
         Stopped: a signal ended the ranks.
@@ -106,9 +106,9 @@ def _run_ranks(
     *,
     grace_s: float,
 ) -> dict[int, int]:
-    """Runs the ranks; returns exit codes by rank, in order of their ends, if they ended in time.
+    """Runs the ranks; returns exit codes by rank, in the order in which the ranks ended.
 
-    After a failure or a signal, the remaining ranks are asked to end; finally they are killed.
+    After a failure or a signal, the others get a signal; those that must be killed are left out.
     """
     found: dict[int, int] = {}
     processes: list[subprocess.Popen[bytes]] = []
@@ -149,7 +149,7 @@ def _run_ranks(
 
 @contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """Notes the first signal that arrives within the block; a second one ends this process."""
+    """Context with a list, which gets the first signal; a second one ends this process."""
     received: list[int] = []
 
     def note(signum: int, frame: object) -> None:
@@ -173,9 +173,9 @@ def _noted_signals() -> Iterator[list[int]]:
 def run_with_restarts(start: Callable[[], None], *, max_restarts: int) -> None:
     """Calls ``start`` until it succeeds, with at most ``max_restarts`` restarts.
 
-    Every attempt needs ranks, a store and reports of its own, and resumes from the last checkpoint.
-    Only a rank that died, hung, was cut off or raised is worth a restart: settings, data, hardware
-    and a full disk would be the same again.
+    ``start`` must start new ranks and a new store, and resume from the last checkpoint. Restarts
+    follow if a rank died, hung, was cut off or raised another package's error, but not for errors
+    in settings, data or hardware or for a full disk, which would recur.
     """
     for restart in range(max_restarts + 1):
         try:

@@ -1,6 +1,6 @@
 """Cuts minibatches into microbatches along their samples.
 
-A batch is any tree of tensors: a tensor has samples as rows, a sparse tensor by batch index. Parts
+A batch is a pytree of tensors, cut along their first dimension, or by batch index if sparse. Parts
 have the sizes of :func:`torch.tensor_split`: as even as possible, the larger ones first.
 """
 
@@ -25,13 +25,13 @@ _SHARED = (bool, int, float, complex, str, bytes, type(None), Enum, np.generic, 
 _REMEDY = (
     "let the loader's collate function make a batch in which every tensor has a row for each "
     "sample (what belongs to single voxels, such as their labels, as the feats of a SparseTensor), "
-    "or set microbatches to the number of devices of the first stage, which cuts nothing"
+    "or set microbatches to the number of devices of the first stage, so that nothing is cut"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """A microbatch: the number of its samples, and its batch, which is None without samples."""
+    """A microbatch: the number of its samples, and its part of the batch; None without samples."""
 
     samples: int
     batch: Any
@@ -42,12 +42,12 @@ def split(batch: Any, parts: int) -> list[BatchPart]:
 
     Tensors and numpy arrays are cut along their first dimension, without a copy; sparse tensors by
     batch index, which counts from 0 in each part; lists and tuples without tensors, such as names,
-    if they are as long as the number of samples. Numbers, text, None and tensors without dimensions
-    go into every part. A single part is the batch itself.
+    if they have an entry for each sample. Numbers, text, None and tensors without dimensions go
+    into every part. A single part is the batch itself, as one sample if their number is unknown.
 
     Raises:
-        ConfigError: the tensors differ in their numbers of samples, none has samples, or the batch
-            holds a value that cannot be cut.
+        ConfigError: with several parts, if tensors differ in their numbers of samples, none has
+            samples, or the batch holds a value that cannot be cut.
     """
     assert parts > 0
     if parts == 1:
@@ -97,7 +97,7 @@ def _cut(
 ) -> Any:
     """The samples of a batch's leaf from number ``first`` up to, but not including, ``last``.
 
-    ``sites`` has the part's rows and coordinates by the id of the batch's coordinates, so that
+    ``sites``: rows and coordinates in this part, by the id of the batch's coordinates, so that
     sparse tensors on the same sites still share them.
     """
     if isinstance(leaf, SparseTensor):
@@ -127,7 +127,7 @@ def _cut(
     raise ConfigError(
         f"cannot cut a minibatch into microbatches: it holds a {type(leaf).__name__}, "
         "whose samples are unknown",
-        remedy=f"{_REMEDY}; make a class of your own a node of the tree with "
+        remedy=f"{_REMEDY}; register a class of your own with "
         "torch.utils._pytree.register_pytree_node",
     )
 

@@ -1,8 +1,7 @@
 """Random generators that layers may draw from, their states, and seeds for each layer.
 
-Supported are the global generators of torch, numpy and python, and generators that are attributes
-of a module. Others, such as those in lists, in other objects or in global variables of a file, are
-not supported.
+Supported are the global generators of torch, numpy and Python, and generators that are attributes
+of a module; not those in lists, in other objects or in global variables of a file.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ class KeyedRandomness:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Context in which layers may be keyed; at its end torch's generators are restored."""
+        """Context for calls of :meth:`key`, at whose end torch's generators are restored."""
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             yield
 
     def key(self, *, minibatch: int, layer: int) -> None:
-        """Seeds torch's generators for ``layer``'s next draws in ``minibatch`` of the whole run."""
+        """Seeds torch's generators for layer number ``layer`` in ``minibatch`` of the whole run."""
         text = f"{self.seed} {minibatch} {layer}".encode()
         seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
         torch.default_generator.manual_seed(seed)
@@ -70,12 +69,12 @@ def is_generator(value: Any) -> bool:
 
 
 def states_of(generators: Mapping[Any, Generator]) -> dict[Any, Any]:
-    """Copies of the states of generators."""
+    """Copies of the generators' states, by the same names."""
     return {name: _state_of(generator) for name, generator in generators.items()}
 
 
 def states_before_draws(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> dict[Any, Any]:
-    """States in ``before`` of generators that were drawn from afterwards, or are gone."""
+    """Those states in ``before`` that differ from the ones in ``after`` or are missing there."""
     return {
         name: state
         for name, state in before.items()
@@ -103,7 +102,7 @@ def set_states(states: Iterable[tuple[Generator, Any]]) -> None:
 
 @contextmanager
 def states_preserved(generators: Iterable[Generator]) -> Iterator[None]:
-    """Restores the states of generators at the end of the block."""
+    """Context at whose end the states of generators are restored."""
     states = [(generator, _state_of(generator)) for generator in generators]
     try:
         yield

@@ -27,7 +27,7 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Recorder:
-    """Records what a rank does during ``count`` minibatches, so that its memory is bounded.
+    """Records what a rank does during only ``count`` minibatches, which bounds its memory.
 
     Recording begins with the first action of these minibatches and ends with their last one;
     actions of other minibatches in between are recorded as well. An action lasts from the beginning
@@ -36,16 +36,16 @@ class Recorder:
 
     Args:
         rank: the recorded rank.
-        skipped: minibatches to skip before those, from the first that this process runs.
-        count: minibatches to record, counted over all ranks.
-        finish: waits for a GPU's kernels after a computation has returned; None: there is no GPU.
+        skipped: number of minibatches before those, from the first that this process runs.
+        count: number of minibatches to record, on all ranks together.
+        finish: waits for a GPU's kernels after a computation has returned; None: no GPU.
         clock: returns monotonic time in seconds.
         core_clock: returns the seconds that this thread has spent on a CPU core; None: unknown.
 
     Attributes:
         spans: actions and other activities, in the order of their ends.
         begin_s: when the rank reached the first action of these minibatches; None: not yet.
-        end_s: when the rank reached the first forward after them; None: not yet.
+        end_s: when the rank reached the first action of a later minibatch; None: not yet.
         without_core_s: seconds of computation in between without a CPU core; None: unknown.
     """
 
@@ -65,16 +65,13 @@ class Recorder:
     _computed: list[float] = field(default_factory=list)
 
     def begin(self, number: int) -> None:
-        """Notes that a minibatch enters the pipeline, by its number in the whole run."""
+        """Notes that minibatch ``number`` of the whole run enters the pipeline."""
         if self._first is None:
             self._first = number + self.skipped
 
     @contextmanager
     def action(self, action: Action) -> Iterator[None]:
-        """Context of an action, whose number is that of a minibatch in the whole run.
-
-        Recording begins with the first minibatch to record, and ends once all have gone backward.
-        """
+        """Context of an action, whose number is that of a minibatch in the whole run."""
         assert self._first is not None, "an action follows a minibatch's entry"
         number = action.number - self._first
         if self.begin_s is None and number >= 0:
@@ -108,7 +105,7 @@ class Recorder:
 
     @contextmanager
     def computing(self, inner: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        """Context of a computation of the rank, within the context that ``inner`` makes."""
+        """Context of a computation (of an action or before one) within the context ``inner()``."""
         begin = self.clock()
         with inner():
             core_s = 0.0 if self.core_clock is None else self.core_clock()
@@ -138,7 +135,7 @@ class Recorder:
         return Mark(self.clock(), len(self.spans))
 
     def since(self, mark: Mark, part: Part) -> None:
-        """Records the time since ``mark`` as one span, in place of the spans recorded since then.
+        """Records the time since ``mark`` as one span, which replaces those recorded since then.
 
         Does nothing if an action is under way or was recorded since then.
         """

@@ -41,7 +41,7 @@ class FixedRendezvous(RendezvousHandler):
         if number is None or not fixed or not named or not (port or "0").isdecimal():
             raise ConfigError(
                 "--rdzv-backend=sparsepipe needs a fixed number of nodes and, for several nodes, "
-                "the number of each and the address of the first, but got "
+                "each node's number and the first node's address and port, but got "
                 f"--nnodes={parameters.min_nodes}:{agents}, rank={number}, "
                 f"--rdzv-endpoint={parameters.endpoint}",
                 remedy="give one number as --nnodes, --rdzv-conf=rank=0 on the first node, rank=1 "
@@ -56,7 +56,7 @@ class FixedRendezvous(RendezvousHandler):
 
     @override
     def next_rendezvous(self) -> RendezvousInfo:
-        """Joins the other agents; after each restart again, under different keys."""
+        """Joins the other agents; after each restart anew, with different keys in the store."""
         if self._store is None and self._number == 0:
             across = self._agents > 1
             self._store = keep_store(
@@ -86,7 +86,7 @@ class FixedRendezvous(RendezvousHandler):
 
     @override
     def set_closed(self) -> None:
-        """Does nothing: agents share no state that this would change."""
+        """Does nothing, since agents share no state."""
 
     @override
     def num_nodes_waiting(self) -> int:

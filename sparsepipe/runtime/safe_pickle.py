@@ -1,8 +1,8 @@
-"""Pickles between ranks whose reader only builds values: it runs no code of the sender.
+"""Pickles for messages between ranks; the reader builds values, but runs no code of the sender.
 
 A plain pickle may call any function, so whoever reaches a rank's port could run code there. These
-pickles name none: numbers, text and plain containers are written as pickle does, tensors as indices
-into a table that is sent along, and other values as descriptions of plain values (pickle's
+pickles name no functions: numbers, text and plain containers are written as pickle does, tensors as
+indices into a table that is sent along, and other values as descriptions of plain values (pickle's
 persistent ids), from which only the functions of :data:`_MAKERS` build something. Senders refuse
 values that have no description.
 """
@@ -65,7 +65,7 @@ _ARGUMENTS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
     **{kind: lambda value: value.__reduce__()[1] for kind in (datetime.date, datetime.datetime)},
     **{kind: lambda value: (str(value),) for kind in (pathlib.PosixPath, pathlib.PurePosixPath)},
 }
-"""Functions that return the arguments from which a class rebuilds a value, by class."""
+"""By class, functions that return the arguments from which the class rebuilds a value."""
 _CLASSES = {kind.__name__: kind for kind in (*_NATIVE, *_ARGUMENTS)}
 _TORCH = (torch.dtype, torch.memory_format, torch.layout)
 _REDUCTIONS: Mapping[str, Any] = {
@@ -74,12 +74,12 @@ _REDUCTIONS: Mapping[str, Any] = {
 }
 """Functions that ``self.log`` takes as ``reduce_fx``."""
 _NUMPY_KIND = re.compile(r"[<>|=](?:[biufcSU]\d+|[mM]8(?:\[\w+\])?)")
-"""The ``dtype.str`` of numbers, text and times. Arrays of objects or with fields could reach memory
-beyond their own bytes."""
+"""Matches ``dtype.str`` of numbers, text and times. Arrays of objects or with fields could reach
+memory beyond their own bytes."""
 
 
 def _description(value: Any) -> tuple[Any, ...]:
-    """The key of a function in :data:`_MAKERS`, and its arguments, which are described in turn."""
+    """The key of a function in :data:`_MAKERS`, and its arguments, which are pickled in turn."""
     kind = type(value)
     named = kind.__module__, kind.__qualname__  # of a class that the reader must know
     reductions = [name for name, function in _REDUCTIONS.items() if value is function]
@@ -112,7 +112,7 @@ def _description(value: Any) -> tuple[Any, ...]:
         if getattr(value, "__dict__", {}).keys() <= fields.keys():
             found = "dataclass", *named, fields
     if not found:
-        refused = f"an array of {value.dtype}" if array else refused
+        refused = f"an array of dtype {value.dtype}" if array else refused
         raise Unsendable(f"a value that cannot be pickled safely: {refused}", remedy=_REMEDY)
     return found
 
@@ -166,7 +166,7 @@ _MAKERS: Mapping[str, Callable[..., Any]] = {
 
 
 class Pickler(pickle.Pickler):
-    """Writes pickles for :func:`read`; raises an ``Unsendable`` for a value without description.
+    """Writes pickles for :func:`read`; raises an ``Unsendable`` for a value without a description.
 
     Attributes:
         number: returns a tensor's index in the table that is sent along; to be set before use.
@@ -198,12 +198,12 @@ class _Reader(pickle.Unpickler):
 
     @override
     def find_class(self, module_name: str, global_name: str) -> Any:
-        raise UnreadableMessage(f"the message names {module_name}.{global_name}, as ranks never do")
+        raise UnreadableMessage(f"the message names {module_name}.{global_name}, which is not data")
 
 
 class _CarefulReader(pickle._Unpickler):
-    """Builds values from their descriptions. It takes ten times as long, since it is the unpickler
-    in Python, whose instructions that name, call or fill something can be left out.
+    """Builds values from their descriptions. It is ten times slower than :class:`_Reader`, since it
+    is pickle's reader in Python, without the instructions that name, call or fill something.
     """
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
@@ -227,7 +227,7 @@ class _CarefulReader(pickle._Unpickler):
 
 
 def read(data: bytes | memoryview, tensors: Sequence[Tensor] = ()) -> Any:
-    """Returns the value that a :class:`Pickler` wrote; ``tensors`` is the table that it indexed.
+    """Returns the value that a :class:`Pickler` wrote; its tensors are indices into ``tensors``.
 
     Raises:
         UnreadableMessage: the pickle does anything other than build values.
@@ -278,5 +278,5 @@ def loads(data: bytes) -> Any:
     end = 8 + int.from_bytes(data[:8], "little")
     tensors = torch.load(io.BytesIO(data[8:end]), weights_only=True) if end > 8 else []
     if not isinstance(tensors, list) or not all(isinstance(each, Tensor) for each in tensors):
-        raise UnreadableMessage("the message's table of tensors holds something else")
+        raise UnreadableMessage("the message's table of tensors holds something other than tensors")
     return read(data[end:], tensors)

@@ -18,11 +18,11 @@ _SPIN_S = 0.0003
 class Slowdown:
     """Stretches blocks of computation.
 
-    What counts is the CPU time of the thread that runs a block: waits for other ranks are not
-    computation, and the thread's own time stands for that of intra-op threads.
+    Computation is the CPU time of the thread that runs a block: waits for other ranks do not count,
+    and intra-op threads are assumed to compute as long as this thread.
 
     Args:
-        factor: how many times as long a block is to take, at least 1; 1 costs nothing.
+        factor: how many times as long computation is to take, at least 1; 1 costs nothing.
     """
 
     def __init__(self, factor: float = 1.0) -> None:
@@ -52,7 +52,7 @@ class Slowdown:
 
 
 def pause(seconds: float) -> None:
-    """Does nothing for at least ``seconds``, and hardly longer."""
+    """Pauses this thread for at least ``seconds``, and hardly longer."""
     end_s = time.perf_counter() + seconds
     if seconds > _SPIN_S:
         time.sleep(seconds - _SPIN_S)

@@ -25,10 +25,10 @@ Step = Callable[[Callable[[Any], Any]], tuple[Tensor, Any]]
 """The step of a single stage: the same, but it also computes the layers' input, with which it calls
 its argument."""
 Around = Callable[[Callable[[Any], Any], Any], Any]
-"""Calls its first argument, the layers, with a different form of its second one, their input."""
+"""Calls its first argument, the layers, on another form of its second one, their input."""
 Leaves = Mapping[str, Tensor] | None
-"""Weights of a minibatch by parameter name. Missing ones, or all if None, are the module's own
-parameters."""
+"""Weights of a minibatch by parameter name. For missing ones, or all if None, the module's own
+parameters are used."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -39,8 +39,8 @@ class Flight:
 
     Attributes:
         call: calls a function while the stage's parameters are the given weights.
-        inputs: differentiable tensors of the input, as leaves, until the backward.
-        roots: the loss, or differentiable tensors of the output, with their graph, until then.
+        inputs: differentiable tensors of the input, as leaves; empty after the backward.
+        roots: the loss, or differentiable tensors of the output, with their graph; None after it.
         output: output of the stage's layers, a pytree; None in the last stage.
         loss: scalar without graph; None in other stages.
         extra: what the last stage's step returned besides the loss.
@@ -60,12 +60,12 @@ class Flight:
 
         Args:
             gradients: gradients of the output's differentiable tensors, each once, in the tree's
-                order (:func:`~sparsepipe.runtime.transport.serialization.differentiable`); None for
-                those without one. In the last stage, the gradient of the loss; None means 1.
+                order (:func:`~sparsepipe.runtime.transport.serialization.differentiable`), with
+                None for a missing one. In the last stage, that of the loss alone; None: 1.
             leaves: the forward's weights, with which recomputed layers run again.
 
         Returns:
-            Gradients of the input's differentiable tensors, in the same order.
+            Gradients of the input's differentiable tensors, in that order; None for a missing one.
         """
         assert self.roots is not None, "the graph is gone"
         roots, self.roots = self.roots, None
@@ -89,12 +89,12 @@ class StageLayers:
 
     Args:
         module: module that parameter names refer to, such as the LightningModule or ``layers``.
-        first, last: numbers of the first and last entries.
+        first, last: indices of the first and the last entry.
         autocast: makes the context in which the layers run, such as one of mixed precision.
         randomness: seeds the random draws of each layer; None leaves the generators as they are.
         recomputed: spans of these entries, in order, that keep only their input in training and
-            run again in the backward.
-        around: runs the layers on a different form of whole samples, such as shards.
+            run again in the backward pass.
+        around: runs the layers on another form of their input, such as shards of samples.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class StageLayers:
 
         Args:
             value: input of the layers, a pytree. The backward returns gradients of its tensors that
-                require one, leaves or not.
-            minibatch: number of the minibatch in the whole run, for ``randomness``.
+                require one, whether or not they are part of a graph.
+            minibatch: number of the minibatch or microbatch in the whole run, for ``randomness``.
             leaves: weights of the minibatch.
             close: step that the last of several stages runs around its layers.
             whole: step of a single stage, which makes the layers' input in place of ``value``.

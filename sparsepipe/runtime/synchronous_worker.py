@@ -1,7 +1,7 @@
 """The worker of a synchronous pipeline: it runs all of a minibatch, then the update.
 
-Weights have one version, the parameters themselves. The microbatches of a minibatch add to their
-gradients in the order of the schedule, as when gradients accumulate in one process.
+Weights have one version, the parameters themselves. The microbatches of a minibatch add to the
+parameters' gradients in the schedule's order, as when gradients accumulate in one process.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class _OwnPart:
 
 
 class SynchronousWorker(StageWorker[MinibatchEvents]):
-    """Runs one rank's share of every minibatch of a synchronous pipeline.
+    """Runs one rank of a synchronous pipeline.
 
-    A minibatch is what all ranks of stage 0 read in a round. Each cuts its batch into the
-    microbatches that the schedule gives it. A microbatch's loss, a mean over its samples, is
+    A minibatch is what all ranks of stage 0, the readers, read in a round. Each cuts its batch into
+    the microbatches that the schedule gives it. A microbatch's loss, a mean over its samples, is
     weighted with its share of its reader's samples, so that gradients are those of the mean loss
-    over a reader's samples; all readers have the same weight.
+    over each reader's samples, averaged over the readers.
 
     Attributes:
-        sizes_read: samples in each microbatch that this rank cut from its latest batch, if any.
-        most_in_flight: most microbatches with samples at a time between forward and backward here.
+        sizes_read: numbers of samples of the microbatches that this rank cut from its last batch.
+        most_in_flight: most microbatches with samples that were in flight here at a time.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
                 part.flight.output = None
 
     def _take_in(self, number: int) -> _OwnPart:
-        """A microbatch that this rank has read, with the step run up to the layers, or received."""
+        """Runs the step of a microbatch up to the layers, or receives the layers' input."""
         if self._first:
             part, weight = self._read.pop(number)
             shares = {"samples": part.samples, "weight": weight}
@@ -216,7 +216,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
 def explaining_single_values(
     samples: int, *, parts: int, before_layers: bool = False
 ) -> Iterator[None]:
-    """Explains torch's error about a batch norm that gets a single value per channel."""
+    """Context that explains torch's error about a batch norm with a single value per channel."""
     try:
         yield
     except ValueError as error:
@@ -224,7 +224,7 @@ def explaining_single_values(
             raise
         has = "has 1 sample" if samples == 1 else f"has {samples} samples"
         fewer = f"fewer microbatches than {parts}, or " if parts > 1 else ""
-        there = "make it the first entry of the Sequential and " if before_layers else ""
+        there = "make that norm the first entry of the Sequential and " if before_layers else ""
         raise ConfigError(
             f"a batch norm got a microbatch that {has}, with a single value per channel, which has "
             f"no variance ({error})",
@@ -236,7 +236,7 @@ def explaining_single_values(
 
 
 def is_of_single_values(error: ValueError) -> bool:
-    """Whether a batch norm got a single value per channel; group norms raise the same text."""
+    """Whether a batch norm raised ``error`` about a single value; group norms use the same text."""
     if "more than 1 value per channel" not in str(error):
         return False
     frames = traceback.walk_tb(error.__traceback__)

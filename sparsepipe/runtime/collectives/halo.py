@@ -22,10 +22,10 @@ from sparsepipe.runtime.failures.missing_ranks import collective
 
 @dataclass(slots=True)
 class Pending:
-    """Messages or a sum under way, for whose results :meth:`wait` waits.
+    """Messages or a sum under way, whose results :meth:`wait` returns.
 
-    ``what`` is their purpose, for errors, and ``device`` where results go. Tensors in ``sent`` must
-    not change until they have left.
+    ``what``: their purpose, for errors; ``device``: where results go; ``sent``: tensors that must
+    not change before :meth:`wait` has returned.
     """
 
     group: ProcessGroup | None
@@ -36,7 +36,7 @@ class Pending:
     works: list[dist.Work]
 
     def wait(self) -> list[Tensor]:
-        """Returns the received tensors or the sum; a TransportError if a rank is gone or silent."""
+        """Returns the received tensors or a list with the sum; a TransportError on failure."""
         if self.works:
             with collective(self.what, self.group):
                 for work in self.works:
@@ -57,8 +57,8 @@ def start_messages(
 ) -> Pending:
     """Begins to send tensors to ranks of ``group`` and to receive some from them.
 
-    Messages between two ranks arrive in the order in which they are given here. Messages without
-    elements are not sent, since both sides know them.
+    Messages between two ranks arrive in the order in which they are given here. Empty tensors are
+    not sent, since both sides know their shapes.
 
     Args:
         sends: ranks in the group, with the tensors for them.
@@ -145,7 +145,7 @@ def added_up(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
 
 
 def gather_rows(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
-    """The ``value`` of each rank of a group, stacked along a new first dimension in rank order."""
+    """The ``value`` of each rank of a group, stacked along a new first dimension by rank."""
     own = value.detach().contiguous()
     theirs = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     with collective(what, group):
@@ -156,7 +156,7 @@ def gather_rows(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tens
 def gather_numbers(
     numbers: Sequence[int], group: ProcessGroup | None, *, device: torch.device, what: str
 ) -> list[tuple[int, ...]]:
-    """The integers of each rank of a group, in rank order; all ranks give equally many."""
+    """The ``numbers`` of each rank of a group, in rank order; all ranks give equally many."""
     place = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
     own = torch.tensor(numbers, dtype=torch.int64, device=place)
     return [tuple(each.tolist()) for each in gather_rows(own, group, what=what)]

@@ -36,8 +36,8 @@ def keep_store(
 ) -> TCPStore:
     """Opens a store in this process that listens only on ``address``, which must be this host's.
 
-    Port 0 means any free port. If ``clients`` is given, waits until that many have connected. With
-    ``across_hosts``, refuses an address that other hosts cannot reach.
+    Port 0 means any free port. If ``clients`` is given, waits until that many processes use the
+    store, this one included. With ``across_hosts``, refuses an address that only this host reaches.
     """
     # Processes that only start others import this file without torch.
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -85,8 +85,8 @@ def choose_interfaces(master: str, *, one_host: bool) -> None:
         given = master.startswith("127.") or master in ("::1", "localhost")
         if ip_address(address).is_loopback and not given:
             raise ConfigError(
-                f"{master}, where ranks meet, resolves to {address} on this host, so that other "
-                "hosts cannot reach its ranks",
+                f"{master}, where ranks meet, resolves to {address} on this host, but other hosts "
+                "cannot reach ranks at that address",
                 remedy="give the launcher an address instead of the name, or set "
                 "GLOO_SOCKET_IFNAME to the interface of the network between the hosts",
             )
@@ -118,7 +118,7 @@ def on_one_host(variables: Mapping[str, str]) -> bool:
 
 
 def _resolved(address: str) -> tuple[socket.AddressFamily, str]:
-    """Address family and first address of a host name; IPv4 if it has such an address."""
+    """Address family and first address of a host name; an IPv4 address if it has one."""
     try:
         found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -1,8 +1,8 @@
 """Sums over ranks in a fixed order, whatever the number of elements and the network.
 
 An ``all_reduce`` adds in a ring: which rank's addend comes first differs from element to element,
-and float32 sums of three or more differ with it. Here all elements are added in the order of the
-ranks, in one of two ways (``sparsepipe.schedule.communication``), as in a single process.
+and with it float32 sums of three or more addends. Here all elements are added in the order of the
+ranks, as in a single process, in one of two ways (``sparsepipe.schedule.communication``).
 """
 
 from __future__ import annotations
@@ -38,21 +38,20 @@ _LEAST_S = 0.001
 _SUM, _NEVER = 0, 1
 """Tags of messages: one for sums, and one with which nothing is ever sent."""
 _CLOSED = "Application timeout caused pair closure"
-"""Gloo's error on one lane after the other reached its time limit or broke off."""
+"""Part of gloo's error on one lane after the other lane reached its time limit or broke off."""
 
 
 class OrderedSum:
-    """A vector that is summed over a group's ranks, in their order.
+    """A vector :attr:`values` [length] that is summed over a group's ranks, in their order.
 
     If it lies on a CUDA device, a gloo group sums a copy in pinned host memory, in either way; an
     NCCL group sums on the devices, always directly.
 
     Args:
         length: number of elements.
-        device: where :attr:`values` lie.
         way: how to sum over gloo; None: the better way for the ranks' hosts and the length.
-        chunk: elements that go through a chain together; None: as many as make 1 MiB.
-        room: chunks of partial sums that may wait at a rank of a chain; None: 4.
+        chunk: number of elements that go through a chain together; None: 1 MiB of them.
+        room: number of chunks of partial sums that may wait at a rank of a chain; None: 4.
     """
 
     def __init__(
@@ -144,11 +143,11 @@ class LaneStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """The steps of a rank for the chunks that go one way.
+    """The steps of a rank for the chunks that go up, or down, the chain.
 
     Attributes:
-        source: place of the rank that they come from; None: they begin here.
-        target: place of the rank that they go to; None: they end here.
+        source: rank, in the group, that they come from; None: they begin here.
+        target: rank, in the group, that they go to; None: they end here.
         adds: whether they are partial sums, to which this rank adds its addend.
         steps: the steps, in their order.
     """
@@ -162,8 +161,8 @@ class Lane:
 def lanes(place: int, *, ranks: int, chunks: int, room: int) -> tuple[Lane, Lane]:
     """The lanes of a rank of a chain, up and down, which it follows at the same time.
 
-    Partial sums go up from the first rank to the last, each of which adds its own addend; sums go
-    down again. So two neighbours send each other the vector once, both ways at the same time, and
+    Partial sums go up from the first rank to the last, and each rank adds its addend; the sums come
+    down again. So two neighbours send each other the vector once, in both directions at once, and
     no more crosses the link between two hosts if the ranks of each are neighbours.
 
     No rank waits for ever. Say that chunk c makes its q-th of 2 (``ranks`` - 1) hops at the time
@@ -173,10 +172,10 @@ def lanes(place: int, *, ranks: int, chunks: int, room: int) -> tuple[Lane, Lane
     made waits for nothing, even if sends lasted until the chunk has gone.
 
     Args:
-        place: place of the rank in the chain, from 0 at the bottom.
+        place: the rank in the group, which is its position in the chain, from 0 at the bottom.
         ranks: number of ranks in the chain; at least 2.
         chunks: number of chunks of the vector.
-        room: chunks of partial sums that may wait at a rank to be added; at least 1.
+        room: number of chunks of partial sums that may wait at a rank; at least 1.
     """
 
     def steps(room: int, *, takes: bool, sends: bool) -> Iterator[LaneStep]:
@@ -228,7 +227,7 @@ class ChainSum:
     def run(self) -> None:
         """Replaces the vector with its sum; a collective.
 
-        All ranks must come within the group's time limit; the sum then takes that long at most.
+        All ranks must call it within the group's time limit, which then also limits the sum.
         """
         # All meet first, so that all notice a rank that does not come, not only its neighbours.
         dist.all_to_all_single(torch.empty_like(self._present), self._present, group=self._group)
@@ -252,7 +251,7 @@ class ChainSum:
             raise next((e for e in self._failed if _CLOSED not in str(e)), self._failed[0])
 
     def _follow(self, lane: Lane, deadline_s: float) -> None:
-        """Performs the steps of a lane; an error is noted and also ends the other lane.
+        """Performs the steps of a lane; notes an error, which also ends the other lane.
 
         No rank waits for its sends before it has taken all chunks that come. Gloo needs no thread
         of ours to send: a transfer begins whenever the other side expects the chunk.

@@ -31,19 +31,19 @@ from sparsepipe.runtime.failures.rank_reports import is_backend_error
 
 _Value = TypeVar("_Value")
 _FOREVER = timedelta(days=30)
-# A busy machine may take that long. A connection breaks at once when the launcher is gone; one
-# that is not made yet is tried for as long.
+# A busy machine may take that long to answer. When the launcher is gone, an open connection breaks
+# at once, but attempts to open one go on until then.
 _STORE_LIMIT_S = 10.0
 _JOIN_STORE_LIMIT_S = 2.0
 _FAILED = "sparsepipe/failed"
 _stores: dict[tuple[str, str], Any] = {}  # kept, since other ranks may be waiting for them
 _joins = itertools.count()
 _numbers = [0]
-"""The present rank of the process that was started as rank 0, which keeps the store."""
+"""One entry: the present rank of the process that was started as rank 0 and keeps the store."""
 ranks_per_sample = 1
 """Number of consecutive ranks that share samples and read the same batches; strategies set it."""
 _host_groups: list[dist.ProcessGroup] = []
-"""A gloo group in addition to an NCCL one, so that hosts agree without waiting for devices."""
+"""At most one entry: a gloo group of all ranks, so that they agree without waiting for devices."""
 
 
 def started_externally() -> bool:
@@ -71,24 +71,24 @@ def world_size() -> int:
 
 
 def reader() -> int:
-    """Number of this rank among readers; ranks that share samples have the same number."""
+    """Index of the reader to which this rank belongs: ranks that share samples are one reader."""
     return rank() // ranks_per_sample
 
 
 def assert_world_size(expected: int) -> None:
-    """Raises a ConfigError if the number of ranks is not the configuration's."""
+    """Raises a ConfigError if the number of ranks is not ``expected``, as configured."""
     actual = world_size()
     if actual != expected:
         raise ConfigError(
-            f"the configuration is for {expected} ranks, but {actual} were started",
-            remedy=f"start {expected} ranks, or set parallel.devices (and parallel.num_nodes) "
-            f"to make {actual}",
+            f"the configuration needs a world size of {expected}, but that of this run is {actual}",
+            remedy=f"start as many ranks as configured, or set parallel.devices={actual} "
+            "(and parallel.num_nodes to match)",
         )
 
 
 @contextmanager
 def leader_first(*, of_host: bool) -> Iterator[None]:
-    """Lets rank 0, or the first rank of each host, end the block before the others leave it.
+    """Context that a rank leaves after rank 0 or, with ``of_host``, the first rank of its host.
 
     The wait has no limit: limits are those of a group, and none has been joined yet.
     """
@@ -115,8 +115,8 @@ def other_rank_failed(*, announced: bool) -> bool:
 def first_to_report(text: str) -> bool:
     """Whether this rank should report error ``text``, which every rank may find before it joins.
 
-    The first rank to ask should, since a launcher ends all ranks when one has ended. Without a
-    launcher that keeps the store, rank 0 should.
+    The first rank to ask should, since a launcher ends all ranks when one has ended. If no launcher
+    keeps the store, rank 0 should.
     """
     if store_rank() is not None:
         return rank() == 0
@@ -128,9 +128,9 @@ def first_to_report(text: str) -> bool:
 def join(backend: str, *, timeout_s: float, device: torch.device | None = None) -> None:
     """Joins the group that the launcher's environment variables describe.
 
-    Every collective afterwards ends within ``timeout_s`` or raises. Each attempt and each join has
-    keys of its own for the addresses that ranks leave for each other: the elastic agent restarts
-    ranks with the store of the first attempt, where gloo would find addresses of dead ranks.
+    Every later collective ends within ``timeout_s`` or raises. Each attempt and each join has keys
+    of its own in the store for the addresses of ranks: the elastic agent restarts ranks with the
+    store of the first attempt, where gloo would otherwise find addresses of dead ranks.
 
     Raises:
         TransportError: not all ranks came within ``timeout_s``.
@@ -199,7 +199,7 @@ def store_rank() -> int | None:
 
 
 def renumber(numbers: Sequence[int]) -> None:
-    """Leaves the group, to join the next one as rank ``numbers[rank()]``; a collective."""
+    """Leaves the group; the next :func:`join` is as rank ``numbers[rank()]``. A collective."""
     with collective("renumbering the ranks", host_group()):
         dist.barrier(group=host_group())
     mine = numbers[rank()]
@@ -221,10 +221,10 @@ def host_group() -> dist.ProcessGroup | None:
 
 
 def make_stage_group(stages: Iterable[Iterable[int]], *, backend: str, timeout_s: float) -> Any:
-    """Makes a group for each stage of several ranks; every rank must call it.
+    """Makes a group of the ranks of each stage that has several; every rank must call it.
 
-    Returns this rank's group, or None if its stage has no replicas. Raises a TransportError if a
-    rank does not take part within ``timeout_s``, which also limits the group's collectives.
+    Returns this rank's group, or None if its stage has one rank. Raises a TransportError if a rank
+    does not take part within ``timeout_s``, which also limits the group's collectives.
     """
     mine = None
     for ranks in map(list, stages):
@@ -302,7 +302,7 @@ def highest(number: int) -> int:
 
 
 def average_(tensors: Iterable[Tensor]) -> None:
-    """Replaces floating-point tensors with their mean over the ranks, in place, in one message."""
+    """Replaces floating-point tensors with their mean over the ranks; one collective for all."""
     if world_size() == 1 or not dist.is_initialized():
         return
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
@@ -319,7 +319,7 @@ def average_(tensors: Iterable[Tensor]) -> None:
 
 @torch.no_grad()
 def broadcast_tensors_(tensors: Iterable[Tensor], *, source: int) -> None:
-    """Overwrites tensors with those of rank ``source``; all ranks give the same shapes."""
+    """Overwrites tensors with those of rank ``source``; all ranks give them in the same order."""
     if world_size() == 1:
         return
     with collective("broadcasting the module's tensors", host_group()):

@@ -1,6 +1,6 @@
 """Collectives of the replicas of a stage: gradients once a round, statistics at drains.
 
-There is no wrapper around the module: the schedule sets rounds, and one message carries everything.
+The module needs no wrapper: the schedule sets rounds, in each of which one sum has all gradients.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ Gradients = Mapping[str, Tensor | None]
 
 
 class Replicas:
-    """The replicas of a stage; collectives raise a TransportError if one is gone or takes no part.
+    """The replicas of a stage. Collectives raise a TransportError if one is gone or takes no part.
 
-    Gradients are added in the order of the replicas, once for each element: every replica goes on
-    with the bits of one process that averages the same gradients.
+    Gradients are added in the order of the replicas: every replica goes on with the same bits as
+    one process that averages the same gradients. In a round, each replica has one minibatch.
 
     Args:
         group: group of the replicas; None: the stage has none, and gradients stay as they are.
         parameters: parameters of the stage by name, in the same order on all replicas.
-        grid: whether these are the ranks of a grid, each of which has a part of every gradient, and
-            the statistics of whole samples.
+        grid: whether these are the ranks of a grid, each of which has an addend of every gradient,
+            and the statistics of whole samples.
 
     Attributes:
         count: number of replicas; 1 in a grid.
-        first: number, in errors, of the first minibatch since a drain; if synchronous, of this one.
+        first: number that errors give to the first minibatch since the last drain or, in a
+            synchronous pipeline, to the present one.
     """
 
     def __init__(
@@ -57,12 +58,12 @@ class Replicas:
             if parameter.is_complex() and group is not None:
                 raise ConfigError(
                     f"{name} is complex, but replicas average real gradients only",
-                    remedy="store its real and imaginary part as two parameters, or give the "
+                    remedy="store its real and imaginary parts as two parameters, or give the "
                     "stage one device",
                 )
 
     def average(self, gradients: Gradients, *, minibatches: int = 1) -> dict[str, Tensor | None]:
-        """Averages gradients over a round's minibatches; a grid adds up its parts. A collective.
+        """Averages gradients over a round's minibatches; a grid adds them up. A collective.
 
         A parameter's gradient is None only if it is None on all replicas; otherwise a missing one
         counts as zero. Computed in float32, or in float64 if a parameter is float64. The result
@@ -70,8 +71,8 @@ class Replicas:
 
         Args:
             gradients: mean over this replica's minibatches, by name.
-            minibatches: number of those; 0 in a partial last round without one here, where
-                ``gradients`` is empty.
+            minibatches: number of those; 0, with empty ``gradients``, for a replica without one in
+                a partial last round.
         """
         if self._grid:
             assert minibatches == 1, "a grid takes part in every round"
@@ -124,7 +125,7 @@ class Replicas:
         }
 
     def gather(self, vector: Tensor) -> list[Tensor]:
-        """Every replica's ``vector``, all of one length and dtype, in their order; a collective."""
+        """Every replica's ``vector`` (same length and dtype), by replica number; a collective."""
         if self._group is None or self._grid:
             return [vector]
         mine = vector.cpu() if self._over_gloo else vector
@@ -137,8 +138,8 @@ class Replicas:
     def average_statistics_(self, buffers: Iterable[Tensor]) -> None:
         """Makes buffers equal on all replicas, in place; a collective, for drains.
 
-        Floating-point buffers, such as the running statistics of batch norms, become their mean;
-        integers, such as counts of batches, the largest value.
+        Floating-point buffers, such as the running statistics of batch norms, get their mean over
+        the replicas; integers, such as counts of batches, the largest value.
         """
         if self._group is None or self._grid:
             return

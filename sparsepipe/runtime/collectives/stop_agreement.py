@@ -1,7 +1,7 @@
 """Agreement of all ranks on a stop in the middle of an epoch, after the same step.
 
-Ranks of a pipeline are never more than some steps apart. One that wants to stop proposes a step
-that no rank can have reached yet, in the store that all ranks share, and counts up the proposals
+The number of steps that ranks are apart is limited. A rank that wants to stop proposes a step that
+no rank can have reached yet, in the store that all ranks share, and increments a count of proposals
 there; each rank reads that count after every step, so that no step waits for other ranks.
 """
 
@@ -72,14 +72,15 @@ class StoreClient:
 
 
 class StopAgreement:
-    """Agrees with all ranks on a step to stop after. All must make their agreements in one order.
+    """Agrees with all ranks on a step to stop after. All ranks create agreements in the same order.
 
     Args:
         spread: largest number of steps that ranks can be apart.
+        client: sends requests to the ranks' store; None: made here, if there are several ranks.
 
     Attributes:
         agreed: step that has been agreed on, as far as this rank knows; None: not yet.
-        reason: number given by the rank that proposed the stop; 0 before they agree.
+        reason: the ``reason`` of the rank that proposed the stop; 0 before ``agreed`` is known.
     """
 
     def __init__(self, *, spread: int, client: StoreClient | None = None) -> None:
@@ -99,7 +100,7 @@ class StopAgreement:
     def reached(self, step: int, *, requested: bool, reason: int = 0) -> bool:
         """Whether to stop after ``step``; to be called by each rank after each of its steps.
 
-        ``requested``: whether this rank wants to stop; ``reason``: the signal, for other ranks.
+        ``requested``: whether this rank wants to stop; ``reason``: a number, for all ranks.
         """
         client, key = self._client, self._key
         if client is None:

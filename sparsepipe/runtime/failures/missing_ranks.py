@@ -1,8 +1,8 @@
 """Names the ranks that are missing when a collective or a message fails.
 
-The backend's errors name no ranks, and after the first broken connection of a group all of them
-break. So each rank that sees a failure signs a roll in the store through which all have joined. A
-rank that does not sign within seconds is missing.
+The backend's errors name no ranks, and after the first broken connection of a group all others
+break too. So each rank that sees a failure signs a roll in the store through which all ranks have
+joined. A rank that does not sign within seconds is missing.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ _STORE_LIMIT_S = 1.0
 _ANSWER_S = 5.0
 """Seconds without an answer of the launcher's store after which a rank counts as cut off."""
 _LOOKS = 10
-"""Parts of a wait for the store: if this process itself is stopped, only one of them passes."""
+"""Number of parts of a wait for the store; a stop of this process itself takes only one of them."""
 _ROLL_CALL_S = 2.0
-"""Seconds for the other ranks to sign that a collective failed for them too."""
+"""Seconds for the other ranks to sign the roll after a collective failed for them too."""
 
 AGAIN = "run the command again to go on from the last checkpoint"
-REMEDY_GONE = f"find out what ended that rank (its own message, or memory); then {AGAIN}"
+REMEDY_GONE = (
+    "check whether a process ended (see its own message; memory may have run out) or the network "
+    f"failed; then {AGAIN}"
+)
 REMEDY_LATE = (
-    "check whether that rank is stopped or hangs; if it only takes longer, raise timeout_s; "
+    "check whether a process is stopped or hangs; if it only takes longer, raise timeout_s; "
     f"then {AGAIN}"
 )
 REMEDY_UNREACHED = (
-    "check whether that rank has started, and whether the hosts reach each other "
+    "check whether all ranks have started, and whether the hosts reach each other "
     f"(GLOO_SOCKET_IFNAME names the interface); then {AGAIN}"
 )
 
@@ -56,7 +59,7 @@ def rank_name(rank: int) -> str:
 
 @contextmanager
 def collective(what: str, group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Context of collectives of a group (None: all ranks), whose purpose ``what`` errors name.
+    """Context of collectives of a group (None: all ranks); errors name their purpose ``what``.
 
     Raises:
         TransportError: a rank is gone, or did not take part within the group's time limit.
@@ -128,13 +131,13 @@ def _collective_error(
 
 
 def sign_roll() -> None:
-    """Lets the other ranks know that this one still runs, though something failed for it."""
+    """Signs the roll, so that the other ranks know that this one runs, though it saw a failure."""
     key = f"sparsepipe/failed/{dist.get_rank()}"
     call_within(_STORE_LIMIT_S, lambda: store().set(key, "1"))
 
 
 def is_cut_off() -> bool:
-    """Whether this rank cannot even reach the launcher, which outlives all ranks."""
+    """Whether this rank cannot reach the launcher, which outlives all ranks; False without one."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return False
     return call_within(_ANSWER_S, partial(store().check, ["sparsepipe/any"])) is None
@@ -155,7 +158,7 @@ def group_limit_s(group: dist.ProcessGroup | None = None) -> float:
 
 
 def call_within(limit_s: float, function: Callable[[], _Value]) -> _Value | None:
-    """Calls ``function`` in a thread; returns None if it fails or takes longer than ``limit_s``.
+    """Returns ``function()``, called in a thread; None if it fails or takes more than ``limit_s``.
 
     Without a limit, a request to the store of a rank that is stopped could wait for ever.
     """

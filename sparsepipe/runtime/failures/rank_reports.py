@@ -1,4 +1,4 @@
-"""How ranks end: by a stop, or by a failure, on which each leaves a report for its launcher.
+"""Reports that ranks leave for their launcher when they fail or are stopped.
 
 A rank that dies makes its peers fail in their collectives, so the launcher sees several failures
 and raises the first cause.
@@ -85,7 +85,7 @@ def exit_immediately(error: BaseException) -> NoReturn:
 def write_failure_report(error: BaseException, *, exit_code: int, trace: str) -> bool:
     """Writes a report of why this rank ends; returns False if no launcher waits for one.
 
-    A rank that was stopped while it already missed a peer reports that peer.
+    A stop that follows from a TransportError is reported together with that error.
     """
     directory = os.environ.get(REPORT_VARIABLE)
     if directory is None:
@@ -132,9 +132,9 @@ def first_cause(
 ) -> BaseException:
     """The cause of a failed launch as an exception for the user.
 
-    The first that applies: the earliest error of a rank itself, those of this package before
-    others; a rank that died without a report; a stop of any rank before all other reports; a rank
-    that another one missed; a rank that did not respond.
+    The first that applies: the earliest error that no other rank caused, those of this package
+    first; a rank that died without a report; a stop, if it is the earliest report; an error about a
+    missing rank; a rank that did not respond.
 
     Args:
         exit_codes: exit codes of ranks that ended by themselves, in the order of their ends.
@@ -184,7 +184,7 @@ def first_cause(
 
 
 def rebuilt(report: _Report, rank: str) -> SparsePipeError:
-    """The error that a rank reported; another package's with its traceback and the rank's name."""
+    """The error that a rank reported; another package's with its traceback and name ``rank``."""
     kind = getattr(sys.modules.get(report["module"]), report["kind"], SparsePipeError)
     if not (isinstance(kind, type) and issubclass(kind, SparsePipeError)):
         kind = SparsePipeError

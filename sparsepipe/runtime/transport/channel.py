@@ -38,7 +38,7 @@ Sizes = tuple[int, ...]
 """Size in bytes of each tensor that follows a header."""
 
 RUNNING = 3
-"""Packets of equal sizes in a row before receives are posted beforehand; fewer may be chance."""
+"""How many packets of equal sizes in a row cause receives to be posted; fewer may be chance."""
 MOST_BYTES = 4 * 2**20
 """Largest packet, in bytes, whose receives are posted beforehand."""
 _FOREVER = timedelta(days=30)
@@ -52,7 +52,7 @@ class _Tag(IntEnum):
     POSTED = 2
     """A tensor whose receive was posted before the header was read."""
     DEVICE = 3
-    """A tensor that a carrier sends after the rest of its packet, when the next may have begun."""
+    """A tensor that a carrier sends after its packet's others; the next packet may have begun."""
 
 
 class TransferMode(IntFlag):
@@ -79,7 +79,7 @@ class RepeatedSizes:
     _posted: Sizes = ()
 
     def next(self, sizes: Sizes, *, repeats: bool) -> TransferMode:
-        """How the next packet is received; ``repeats``: whether its ``sizes`` may come again."""
+        """How a packet of ``sizes`` is received; ``repeats``: whether others like it may follow."""
         if not repeats or not 0 < sum(sizes) <= MOST_BYTES:
             return TransferMode(0)
         if sizes == self._posted:
@@ -123,7 +123,7 @@ class BufferPool:
     def take(self, size_bytes: int) -> Tensor:
         """A uint8 buffer of at least ``size_bytes``; sizes are powers of two and quarters between.
 
-        So minibatches of similar sizes share buffers, and at most a fifth of a new one is unused.
+        So minibatches of similar sizes share buffers. Above 64 KiB, at most a fifth is unused.
         """
         with self._lock:
             buffer = None
@@ -147,7 +147,7 @@ class BufferPool:
         return buffer
 
     def give_back(self, buffer: Tensor) -> None:
-        """Gives back a buffer that its taker needs no more; other tensors may still refer to it."""
+        """Returns a buffer to the pool; tensors outside of it may still refer to the buffer."""
         with self._lock:
             self.in_use -= 1
             self._in_use_bytes -= buffer.numel()
@@ -286,7 +286,7 @@ class Wire:
 
 @dataclass(slots=True)
 class _Tensors:
-    """Tensors being received: the uint8 memory of each, which of it is pooled, and transfers."""
+    """Tensors being received: the uint8 memory of each, the memory from the pool, transfers."""
 
     flat: list[Tensor] = field(default_factory=list)
     pooled: list[Tensor] = field(default_factory=list)
@@ -297,13 +297,13 @@ _Item = TypeVar("_Item")
 
 
 class Ended(Exception):
-    """Raised when nothing more will come out of a queue."""
+    """Raised when a queue is empty and its producer has ended it."""
 
 
 class BoundedQueue(Generic[_Item]):
     """A first-in, first-out queue for one producer, which waits for room, and one consumer.
 
-    When the queue fails, every wait ends at once and raises the error: ``queue.Queue`` cannot.
+    After :meth:`fail`, every wait raises the error at once, which ``queue.Queue`` cannot do.
     """
 
     def __init__(self, depth: int) -> None:
@@ -315,7 +315,7 @@ class BoundedQueue(Generic[_Item]):
         self._discards = False
         self._error: Exception | None = None
         self.discarded = 0
-        """Number of items that were waiting or came after the consumer had left."""
+        """Number of items that were dropped because the consumer had left."""
 
     def put(self, item: _Item, *, limit_s: float | None = None, room: int | None = None) -> None:
         """Waits for room, as :meth:`wait_for_room` does, and adds an item."""
@@ -388,7 +388,7 @@ class BoundedQueue(Generic[_Item]):
 
 @dataclass(eq=False)
 class ChannelFailed(Exception):
-    """Raised in every wait of a rank after ``error`` ended a channel, in ``minibatch`` if known."""
+    """Raised in every wait of a rank once ``error`` ended a channel, in ``minibatch`` if known."""
 
     route: Route
     minibatch: int | None
@@ -414,8 +414,8 @@ class Outgoing:
     """The sending end of a channel: a thread, which reports an error that ends it early.
 
     Args:
-        depth: packets that it takes before :meth:`put` waits, besides the one in transfer.
-        usual: the same for senders that are held back.
+        depth: packets, besides the one in transfer, that it takes before :meth:`put` waits.
+        usual: the same with ``held_back``.
         report: called with the error, in the thread or in :meth:`put`.
     """
 
@@ -427,10 +427,10 @@ class Outgoing:
         self.thread = _started(self._run, route, "out")
 
     def put(self, packet: Packet, *, made: Any, held_back: bool, limit_s: float) -> None:
-        """Begins to send a packet in the caller's thread: another one would have to wake up.
+        """Begins to send a packet, in the caller's thread, since another would have to wake up.
 
-        ``made`` is the event after which its device tensors are ready. With ``held_back``, no more
-        than ``usual`` packets may be under way, and their sizes do not repeat.
+        ``made``: event after which its device tensors are ready. With ``held_back``, waits while
+        ``usual`` packets are waiting, and no receives are posted beforehand.
         """
         self.queue.wait_for_room(limit_s=limit_s, room=self._usual if held_back else None)
         try:

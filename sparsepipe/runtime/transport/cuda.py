@@ -43,7 +43,8 @@ def check_direct(device: torch.device) -> None:
     places = process_group.gather_objects((socket.gethostname(), torch.device(device).index))
     if len(set(places)) < len(places):
         raise ConfigError(
-            f"direct=true needs a device for each rank, but some ranks share one: {places}",
+            "direct=true needs a device for each rank, but some share one: their hosts and devices "
+            f"are {places}",
             remedy="set direct=false, or give every rank a device of its own",
         )
 
@@ -68,9 +69,7 @@ class _OnDevice:
 
 @dataclass(eq=False, kw_only=True)
 class HostStaged(_OnDevice):
-    """Carries tensors through pinned host memory and gloo, which is safe alongside any other
-    communication.
-    """
+    """Carries tensors through pinned host memory and gloo, safe alongside other communication."""
 
     pool: BufferPool
 
@@ -109,17 +108,17 @@ class Direct(_OnDevice):
 
     Args:
         device: a CUDA device that no other rank uses.
-        nccl: group of the two ranks.
-        other: the other rank.
+        nccl: NCCL group of the two ranks.
+        other: number of the other rank among all ranks.
     """
 
     nccl: dist.ProcessGroup
     other: int
 
     def connect(self, *, sending: bool) -> None:
-        """Makes NCCL connect now, in the worker's thread and in the same order on all ranks.
+        """Makes NCCL connect; to be called in the worker's thread, in one order on all ranks.
 
-        Threads that connected on their own, at the first transfer, could wait for each other.
+        Channels' threads that connected at the first transfer could wait for each other for ever.
         """
         word = torch.zeros(1, dtype=torch.uint8, device=self.device)
         with self._beside(mark(self.device)):

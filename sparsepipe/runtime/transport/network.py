@@ -59,8 +59,8 @@ class Network:
     - A tensor that is sent must not change until it has left. Nothing is copied; if it was written
       to in the meantime, one of the next calls raises a ConfigError.
     - Received tensors lie in pooled buffers until :meth:`release` of their minibatch. Those that
-      required a gradient are leaves that do. A tensor that is still referred to after that (by a
-      view, a saved activation, a label) stays as it is: its buffer is not used again.
+      require a gradient are leaves. A tensor that is still referred to after that (by a view, a
+      saved activation, a label) stays as it is: its buffer is not used again.
 
     No call waits for a peer longer than ``timeout_s``; each raises a TransportError at once when
     any of this rank's peers is gone, and at the limit when one does not answer. The process can
@@ -68,15 +68,15 @@ class Network:
 
     Args:
         rank: this process's rank; every rank makes its network at the same time.
-        device: for tensors that were on a device at the other end; those on the host stay there.
+        device: where received tensors go, except those that the sender had on the host.
         direct: whether CUDA tensors go from device to device with NCCL, not through pinned memory.
         queue_depth: messages that a channel holds before its sender waits; None:
             :func:`default_depth`.
-        ranks: ranks of the process group that stand for the plan's; None: the same numbers.
+        ranks: the process group's rank for each rank of the plan; None: the same numbers.
 
     Attributes:
         sent: traffic by kind of message.
-        called: returns the name of a message's minibatch in errors, given its number.
+        called: returns the name that errors use for a message's minibatch, given its number.
         pool: receive buffers.
     """
 
@@ -250,7 +250,7 @@ class Network:
 
     @contextmanager
     def _waiting(self, kind: Kind, peer: int, minibatch: int, *, sending: bool) -> Iterator[None]:
-        """Context of a wait for ``peer``, whose failure is raised as a TransportError."""
+        """Context of a wait for ``peer``; raises a TransportError if the wait fails."""
         what = f"the {kind.value} of {self.called(minibatch)}"
         who, me = self._name(peer), self._name(self._rank)
         with self._raising_faults(f"was {'sending' if sending else 'waiting for'} {what}"):
@@ -296,7 +296,8 @@ class Network:
                 error = ConfigError(
                     f"{me} cannot read the {what} from {peer}: {fault.error}; noticed while it "
                     f"{doing}",
-                    remedy="import the class where your script begins, so that every rank knows it",
+                    remedy="run the same code on every rank, and import the classes of what is "
+                    "sent where your script begins",
                 )
             elif is_cut_off():
                 text = f"{me} is cut off from all others; it {doing}"
@@ -309,7 +310,7 @@ class Network:
 
 
 class SharedMessages:
-    """Passes messages, and the random state after making them, to all ranks of a grid.
+    """Passes messages, and torch's random state after making them, to all ranks of a grid.
 
     Only the grid's first rank communicates with other stages. Messages travel through host memory;
     tensors that were on a device go to ``device``.

@@ -55,7 +55,7 @@ class Message:
 
 
 def message_name(number: int, *, parts: int | None = None) -> str:
-    """Name of a message's minibatch in errors; of its microbatch if minibatches have ``parts``."""
+    """Name, in errors, of minibatch ``number`` or, with ``parts`` per minibatch, a microbatch."""
     if parts is None:
         return f"minibatch {number}"
     return f"microbatch {number % parts} of minibatch {number // parts}"
@@ -66,7 +66,7 @@ class Traffic:
     """Counts of the messages of one kind that were sent.
 
     Attributes:
-        messages: number of messages; a batch that travels with an activation counts as one.
+        messages: number of messages; a batch that travels with an activation counts separately.
         payload_bytes: bytes of the tensors, each counted once.
         overhead_bytes: bytes of the headers with their padding, without framing by gloo and TCP.
             The header that an activation and a batch share counts for the activation.
@@ -119,7 +119,7 @@ def default_depth(plan: Plan, route: Route) -> int:
 BLOCK_BYTES = 4096
 """Size of a header's first block, which is the whole header of nearly every message."""
 INLINE_BYTES = 2048
-"""Tensors on the host travel in the header up to this sum of bytes: it saves a transfer each."""
+"""Largest sum of bytes of host tensors that travel in the header, which saves their transfers."""
 LENGTH_BYTES = 8
 _PREFIX_BYTES = LENGTH_BYTES + 1
 """Bytes of the header's length and of its :class:`.channel.TransferMode`."""
@@ -134,7 +134,7 @@ class TensorSpec(NamedTuple):
         stride: in elements; a dense tensor keeps its layout (such as channels last), since the
             order of sums in kernels depends on it.
         requires_grad: whether the received tensor requires a gradient.
-        where: memory that it goes to: "host" or "device"; "meta" has no data.
+        where: memory for the received tensor: "host" or "device", or "meta", without data.
         data: its bytes if they are in the header; None: they follow.
     """
 
@@ -156,7 +156,7 @@ class Packet:
 
     Attributes:
         blocks: the header: uint8 [BLOCK_BYTES], and a second block if that is too short.
-        host: tensors on the host that follow, each uint8 [its bytes].
+        host: tensors on the host that follow, as uint8 [number of bytes].
         device: tensors on a CUDA device that follow those, likewise.
         originals: tensors that were not copied, without their graph, with their version counters
             when they were encoded.
@@ -191,8 +191,8 @@ class Header:
     def assemble(
         self, host: Sequence[Tensor], on_device: Sequence[Tensor], *, device: torch.device
     ) -> Messages:
-        """Returns the messages, whose tensors use, without a copy, the uint8 memory that is given
-        for each tensor that follows, on host and device.
+        """Returns the messages. ``host`` and ``on_device``: uint8 memory of the tensors that
+        follow, which is not copied; ``device``: for empty device tensors, which do not follow.
         """
         followed = {"host": iter(host), "device": iter(on_device)}
         tensors = []
@@ -308,8 +308,9 @@ class _TensorTable:
         known = type(tensor) in (Tensor, torch.nn.Parameter)
         if not known or tensor.layout != torch.strided or tensor.is_quantized:
             raise Unsendable(
-                f"a {type(tensor).__name__} of layout {tensor.layout}",
-                remedy="pass plain dense tensors: .as_subclass(torch.Tensor) or .to_dense()",
+                f"a {type(tensor).__name__} of layout {tensor.layout} and dtype {tensor.dtype}",
+                remedy="pass plain dense tensors, not quantized ones: "
+                ".as_subclass(torch.Tensor), .to_dense() or .dequantize()",
             )
         plain = tensor.detach().resolve_conj().resolve_neg()
         if not plain.is_contiguous():  # most are, and a closer look takes time

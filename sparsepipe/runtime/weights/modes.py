@@ -1,6 +1,6 @@
 """The ways to choose a minibatch's weights, and the memory of the weight sets in use.
 
-Versions count the updates of this rank: version v is the result of v updates.
+Versions count the updates of this rank since a drain: version v is the result of v updates.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Policy:
         """Takes back the weights of a minibatch that has ended."""
 
     def keep_from(self, included: int | None) -> None:
-        """Frees weights that include fewer minibatches; None: all, as no minibatch will come."""
+        """Frees unused weights that include fewer minibatches; None: all, as none will begin."""
 
     @contextmanager
     def updating(self) -> Iterator[None]:
@@ -144,7 +144,7 @@ class Policy:
 
 
 class Stash(Policy):
-    """Copy on write: an update moves the parameters if their present values are still needed.
+    """Weight stashing: an update moves the parameters first if their values are still needed.
 
     Args:
         watched: whether to compare values, to find code that changes them between updates.
@@ -239,7 +239,7 @@ def _changed(name: str) -> ConfigError:
 
 
 def _checksums(parameters: Iterable[Tensor]) -> Tensor:
-    """int64 [n, 2]: for each parameter the sum of its 8-byte words, and of values left over."""
+    """int64 [n, 2]: each parameter's sum of 8-byte words, and the bits of that of the rest."""
     found = []
     for tensor in (parameter.data for parameter in parameters):
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -291,9 +291,9 @@ class SpecTrain(Policy):
     After the idea of Chen, Yang and Cheng, "Efficient and Robust Parallel DNN Training through
     Model Parallelism on Multi-GPU Platform": w - s * lr * v, where w are the weights, v is the
     smoothed gradient (SGD's momentum buffer) and s the number of updates. lr is the learning rate
-    at the time of the prediction; for a forward, that of the step in which the minibatch enters.
-    The prediction assumes that v stays the same. If gradients did, every later step would be
-    lr * v, whatever ``dampening``, ``nesterov``, ``weight_decay`` and ``maximize`` are.
+    at the time of the prediction; for a forward, when the minibatch enters the pipeline. The
+    prediction assumes that v does not change: every later step would then be lr * v, whatever
+    ``dampening``, ``nesterov``, ``weight_decay`` and ``maximize`` are.
 
     With ``predict_backward`` weights are predicted again for the backward, in place of those that
     the forward used: gradients of layers then use the forward's activations and the new weights.

@@ -41,18 +41,18 @@ class Weights:
         mode: which weights a minibatch uses.
         optimizer: SpecTrain reads its momentum; None: nothing learns.
         replicas: number of replicas of this stage, and so of minibatches per update.
-        predict_backward: whether SpecTrain predicts for the backward too, after its paper's idea.
-            The caller passes how far both predictions look ahead.
+        predict_backward: whether SpecTrain predicts for the backward too, after its paper's idea;
+            ``ahead`` of :meth:`begin` then differs.
         watched: whether to compare values before and after code that is not the pipeline's.
 
     Attributes:
-        updating: context in which the parameters may change in place, to the next version.
-        keep_from: lets vertical sync free versions early: no later :meth:`begin` has a smaller
-            ``included``; None: no :meth:`begin` follows before :meth:`restart`.
+        updating: makes a context in which the parameters change in place, to the next version.
+        keep_from: called with the smallest ``included`` of any later :meth:`begin`, or with None if
+            none follows before :meth:`restart`; lets vertical sync free versions early.
         note_values: to be called before code runs that is not the pipeline's.
         check_values: to be called after such code; raises a ConfigError if it changed a parameter
             that a minibatch in flight uses.
-        memory: counts the sets of weights in use.
+        memory: holds and counts the sets of weights in use.
         version_of_forward: by minibatch, the version that its forward used or predicted from.
         version_of_backward: the same for its backward.
     """
@@ -112,7 +112,7 @@ class Weights:
     def begin(
         self, minibatch: int, *, version: int, ahead: int = 0, included: int | None = None
     ) -> dict[str, Tensor]:
-        """The leaves for a minibatch's forward, by name; each has a gradient of its own.
+        """The leaves for a minibatch's forward, by parameter name; each has its own gradient.
 
         Args:
             minibatch: its number in the segment.

@@ -89,7 +89,7 @@ def complaints(comes: tuple[int, ...], keeps: int | None = None) -> list[Transpo
     )
     errors = [found[rank].error for rank in comes]
     assert all(isinstance(error, TransportError) for error in errors), "\n".join(map(str, found))
-    assert all("check whether that rank has started" in error.remedy for error in errors)
+    assert all("check whether all ranks have started" in error.remedy for error in errors)
     return errors
 
 
