@@ -184,4 +184,4 @@ class _SharedCoordinates(NamedTuple):
 
 
 _levels: WeakKeyDictionary[CoordinateCache, _SharedCoordinates] = WeakKeyDictionary()
-"""By the first run's cache; spans share an entry if their inputs are on the same sites."""
+"""Entries by first runs' caches; spans share one if their inputs are on the same sites."""

@@ -36,7 +36,7 @@ class Segment:
 
     Attributes:
         minibatches: number of minibatches that entered the pipeline, numbered from 0.
-        version_of_forward: weight version of each forward on this rank, by minibatch's number.
+        version_of_forward: weight version of each forward on this rank, by minibatch number.
         version_of_backward: the same for each backward.
         peak_versions: largest number of weight sets in use at a time.
     """

@@ -149,7 +149,7 @@ def _run_ranks(
 
 @contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """Context with a list, which gets the first signal; a second one ends this process."""
+    """Context that yields a list for the first signal; a second one ends this process."""
     received: list[int] = []
 
     def note(signum: int, frame: object) -> None:

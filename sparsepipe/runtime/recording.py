@@ -27,7 +27,7 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Recorder:
-    """Records what a rank does during only ``count`` minibatches, which bounds its memory.
+    """Records what a rank does during ``count`` minibatches only, which bounds its memory.
 
     Recording begins with the first action of these minibatches and ends with their last one;
     actions of other minibatches in between are recorded as well. An action lasts from the beginning
@@ -36,7 +36,7 @@ class Recorder:
 
     Args:
         rank: the recorded rank.
-        skipped: number of minibatches before those, from the first that this process runs.
+        skipped: number of minibatches that this process runs before those.
         count: number of minibatches to record, on all ranks together.
         finish: waits for a GPU's kernels after a computation has returned; None: no GPU.
         clock: returns monotonic time in seconds.

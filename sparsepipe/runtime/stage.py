@@ -25,7 +25,7 @@ Step = Callable[[Callable[[Any], Any]], tuple[Tensor, Any]]
 """The step of a single stage: the same, but it also computes the layers' input, with which it calls
 its argument."""
 Around = Callable[[Callable[[Any], Any], Any], Any]
-"""Calls its first argument, the layers, on another form of its second one, their input."""
+"""Returns the output of layers, its first argument, for another form of their input, its second."""
 Leaves = Mapping[str, Tensor] | None
 """Weights of a minibatch by parameter name. For missing ones, or all if None, the module's own
 parameters are used."""
@@ -39,8 +39,8 @@ class Flight:
 
     Attributes:
         call: calls a function while the stage's parameters are the given weights.
-        inputs: differentiable tensors of the input, as leaves; empty after the backward.
-        roots: the loss, or differentiable tensors of the output, with their graph; None after it.
+        inputs: differentiable tensors of the input, as leaves, until the backward.
+        roots: loss, or the output's differentiable tensors, with their graph, until the backward.
         output: output of the stage's layers, a pytree; None in the last stage.
         loss: scalar without graph; None in other stages.
         extra: what the last stage's step returned besides the loss.

@@ -28,10 +28,7 @@ from sparsepipe.schedule.synchronous import MicrobatchOrder
 
 @dataclass(slots=True, kw_only=True)
 class _OwnPart:
-    """A microbatch on this rank: its input, and its flight between forward and backward.
-
-    A microbatch without samples has neither.
-    """
+    """A microbatch on this rank: first its input, then its flight; neither without samples."""
 
     samples: int
     weight: float
@@ -216,7 +213,9 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
 def explaining_single_values(
     samples: int, *, parts: int, before_layers: bool = False
 ) -> Iterator[None]:
-    """Context that explains torch's error about a batch norm with a single value per channel."""
+    """Context of a microbatch, one of ``parts``, that explains batch norms' error about a single
+    value per channel. ``before_layers``: whether code before the layers runs.
+    """
     try:
         yield
     except ValueError as error:

@@ -129,7 +129,7 @@ def _host_number() -> int:
 
 @dataclass(frozen=True, slots=True)
 class LaneStep:
-    """One step of a lane.
+    """One step of a :class:`Lane`.
 
     Attributes:
         act: ``expect`` begins to receive the chunk, ``take`` waits for it, ``send`` begins to send

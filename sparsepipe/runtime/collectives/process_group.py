@@ -292,7 +292,7 @@ def _packed(value: Any, what: str) -> Tensor:
 
 
 def highest(number: int) -> int:
-    """The highest ``number`` of all ranks; a collective, over host memory."""
+    """The highest ``number`` of all ranks; a collective, over gloo."""
     if world_size() == 1 or not dist.is_initialized():
         return number
     value = torch.tensor([number], dtype=torch.int32)

@@ -1,6 +1,6 @@
-"""Collectives of the replicas of a stage: gradients once a round, statistics at drains.
+"""Collectives of the replicas of a stage: gradients once per round, statistics at drains.
 
-The module needs no wrapper: the schedule sets rounds, in each of which one sum has all gradients.
+The module needs no wrapper: the schedule sets rounds, in which one sum carries all gradients.
 """
 
 from __future__ import annotations

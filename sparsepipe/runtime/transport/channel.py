@@ -38,7 +38,7 @@ Sizes = tuple[int, ...]
 """Size in bytes of each tensor that follows a header."""
 
 RUNNING = 3
-"""How many packets of equal sizes in a row cause receives to be posted; fewer may be chance."""
+"""Number of equally large packets in a row after which receives are posted; fewer may be chance."""
 MOST_BYTES = 4 * 2**20
 """Largest packet, in bytes, whose receives are posted beforehand."""
 _FOREVER = timedelta(days=30)

@@ -116,7 +116,7 @@ class Direct(_OnDevice):
     other: int
 
     def connect(self, *, sending: bool) -> None:
-        """Makes NCCL connect; to be called in the worker's thread, in one order on all ranks.
+        """Makes NCCL connect; to be called in the worker's thread, in the same order on all ranks.
 
         Channels' threads that connected at the first transfer could wait for each other for ever.
         """

@@ -125,7 +125,7 @@ class Policy:
         """Takes back the weights of a minibatch that has ended."""
 
     def keep_from(self, included: int | None) -> None:
-        """Frees unused weights that include fewer minibatches; None: all, as none will begin."""
+        """Frees unused weights of fewer than ``included`` minibatches; None: no more will begin."""
 
     @contextmanager
     def updating(self) -> Iterator[None]:
@@ -137,7 +137,7 @@ class Policy:
         """Called before code runs that is not the pipeline's."""
 
     def check_values(self) -> None:
-        """Called after such code; a ConfigError if it changed weights of minibatches in flight."""
+        """Called after code that is not the pipeline's; a ConfigError if weights in use changed."""
 
     def restart(self) -> None:
         self.version = 0
@@ -239,7 +239,7 @@ def _changed(name: str) -> ConfigError:
 
 
 def _checksums(parameters: Iterable[Tensor]) -> Tensor:
-    """int64 [n, 2]: each parameter's sum of 8-byte words, and the bits of that of the rest."""
+    """int64 [n, 2]: each parameter's sum of 8-byte words, and its rest's sum as float64 bits."""
     found = []
     for tensor in (parameter.data for parameter in parameters):
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -119,8 +119,8 @@ class Weights:
             version: number of updates before this forward, by the schedule.
             ahead: number of updates that SpecTrain looks ahead: those of this stage until the
                 minibatch's own or, with ``predict_backward``, until its return to stage 0.
-            included: number of minibatches whose gradients stage 0's weights included at this
-                one's forward there; needed for vertical sync. It never decreases.
+            included: number of minibatches whose gradients stage 0's weights included when this
+                one went forward there; needed for vertical sync. It never decreases.
         """
         assert minibatch not in self.version_of_forward, f"minibatch {minibatch} began before"
         assert version == self.version, f"{self.version} updates, the schedule has {version}"
