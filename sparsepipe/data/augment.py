@@ -1,12 +1,12 @@
-"""Augmentation of training shapes, and shifts that make clouds look like scans (other domains).
+"""Augmentation of training shapes, and shifts, which make the clouds of a domain look like scans.
 
-Shapes: N points of a cloud, of which M are left, 3 axes.
+Shapes: N points of a cloud, M points left of them, 3 axes.
 
 Rotation and mirroring act *before* the grid is placed around the shape, so that a rotated shape
 still spans the grid. Scale, shift and jitter act *after* that, in the unit cube (grid half width
 1), because a grid that spans each shape's own extent would undo them. Points that scale and shift
 move out of the grid are dropped (as if the shape were cropped) or moved to its border. Jitter never
-drops a point, because otherwise half of every face on the border would disappear.
+drops a point, because otherwise a face on the border would lose half of its points.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Augment:
 
     Args:
         enabled: false switches off all parts.
-        scale: smallest and largest factor; [1, 1] is off.
-        scale_per_axis: whether each axis has a factor of its own.
+        scale: smallest and largest factor of the random scale; [1, 1]: no scaling.
+        scale_per_axis: whether each axis draws a separate factor.
         shift: largest shift along each axis, in grid half widths.
         jitter: standard deviation of the noise on each coordinate, in grid half widths.
         jitter_clip: largest noise on a coordinate, in grid half widths.
         rotate_deg: largest rotation about the vertical axis in either direction, in degrees.
-        flip: probability of mirroring, for each horizontal axis.
+        flip: probability of mirroring along each horizontal axis.
         dropout: largest share of points dropped at random; each shape draws a share up to it.
         outside: ``drop`` removes points moved out of the grid, ``clamp`` puts them on its border.
     """
@@ -70,7 +70,7 @@ class Augment:
             )
 
     def pose(self, rng: np.random.Generator, *, up_axis: Axis) -> FloatArray:
-        """Random matrix [3, 3] of rotation and mirroring; apply it as ``points @ pose``."""
+        """Draws a matrix [3, 3] of rotation and mirroring, to be applied as ``points @ pose``."""
         pose_33 = np.eye(3, dtype=np.float32)
         up = "xyz".index(up_axis)
         first, second = (up + 1) % 3, (up + 2) % 3
@@ -86,7 +86,7 @@ class Augment:
         return pose_33
 
     def vary(self, unit_N3: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """Returns points [M, 3] of the unit cube after dropout, scale, shift and jitter; M >= 1."""
+        """Applies dropout, scale, shift and jitter to points in [-1, 1]^3; at least one is left."""
         if not self.enabled:
             return unit_N3
         if self.dropout > 0:
@@ -108,9 +108,9 @@ class Augment:
 
 
 _CELLS = 24
-"""Cells along each side of the view in which the shift ``partial`` finds hidden points."""
+"""Cells along each side of the viewer's image, in each of which ``partial`` keeps the nearest."""
 _LEAST = 16
-"""Fewest points that a shift leaves of a shape; one that would leave fewer has no effect."""
+"""Fewest points that a shift leaves; a cloud that would keep fewer stays as it is."""
 
 
 CloudShiftKind = Literal["none", "partial", "noisy", "occluded", "density", "rotated"]
@@ -119,14 +119,14 @@ CloudShiftKind = Literal["none", "partial", "noisy", "occluded", "density", "rot
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudShift:
-    """Turns each cloud of a domain into a scan, in the same way whenever the shape is read.
+    """Turns clouds into scans, with the same random draws whenever a shape is read.
 
-    It acts on the points drawn from a cloud, before the grid is placed around them.
+    The shift changes the points drawn from a cloud, before the grid is placed around them.
 
     Args:
-        kind: one of :data:`SHIFTS`; ``none`` leaves clouds as they are.
-        strength: how much clouds change, from 0 to 2; 1 is usual.
-        seed: seed of the random draws for each shape.
+        kind: a key of :data:`SHIFTS`; ``none`` leaves clouds as they are.
+        strength: how strongly clouds change, from 0 to 2.
+        seed: seed of the random draws.
     """
 
     kind: CloudShiftKind = "none"
@@ -134,7 +134,7 @@ class CloudShift:
     seed: Seed = 0
 
     def __call__(self, cloud_N3: FloatArray, *, up_axis: Axis, key: tuple[int, ...]) -> FloatArray:
-        """Returns the points [M, 3] of a scan; random draws depend on ``seed`` and ``key`` only."""
+        """Returns the points [M, 3] of a scan; ``key`` and ``seed`` determine the random draws."""
         rng = np.random.default_rng([self.seed, *key])
         up = "xyz".index(up_axis)
         shifted = SHIFTS[self.kind](cloud_N3, up, self.strength, rng)
@@ -145,7 +145,7 @@ _Shift = Callable[[FloatArray, int, float, Generator], FloatArray]
 
 
 def _horizontal(up: int, rng: Generator) -> NDArray[np.float64]:
-    """A random unit vector, 0.1 to 0.7 rad above the horizontal plane."""
+    """Draws a unit vector [3] that rises 0.1 to 0.7 rad above the horizontal plane."""
     turn, rise = rng.uniform(0, 2 * np.pi), rng.uniform(0.1, 0.7)
     direction_3 = np.empty(3)
     direction_3[(up + 1) % 3], direction_3[(up + 2) % 3] = np.cos(turn), np.sin(turn)
@@ -155,7 +155,7 @@ def _horizontal(up: int, rng: Generator) -> NDArray[np.float64]:
 
 
 def _partial(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
-    """Points visible from one side: those nearest to the viewer in each cell of the view."""
+    """Keeps the points visible from a random side: the nearest in each cell of a viewer's image."""
     toward_3 = _horizontal(up, rng)
     frame_33, _ = np.linalg.qr(np.column_stack([toward_3, rng.standard_normal((3, 2))]))
     image_N2 = cloud_N3 @ frame_33[:, 1:]
@@ -172,7 +172,7 @@ def _partial(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> 
 
 
 def _noisy(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
-    """Points with noise, and outliers anywhere in the bounding box."""
+    """Adds noise to the points, and outliers anywhere in their bounding box."""
     size = float(np.linalg.norm(cloud_N3.max(0) - cloud_N3.min(0)))
     noise_N3 = rng.standard_normal(cloud_N3.shape) * 0.015 * strength * size
     outliers = rng.uniform(
@@ -182,7 +182,7 @@ def _noisy(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> Fl
 
 
 def _occluded(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
-    """Points outside of balls around two random ones."""
+    """Removes the points inside two balls, each around a random point."""
     for _ in range(2):
         middle_3 = cloud_N3[rng.integers(len(cloud_N3))]
         near = np.linalg.norm(cloud_N3 - middle_3, axis=1)
@@ -194,7 +194,7 @@ def _occluded(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) ->
 
 
 def _density(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
-    """Points that get sparser with the distance from a random side."""
+    """Thins the points out with increasing distance from a random side."""
     along_N = cloud_N3 @ _horizontal(up, rng)
     share_N = (along_N - along_N.min()) / max(float(np.ptp(along_N)), 1e-12)
     left_N3: FloatArray = cloud_N3[
@@ -204,7 +204,7 @@ def _density(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> 
 
 
 def _rotated(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
-    """Points turned about the vertical axis, then tilted about a horizontal one."""
+    """Turns the points about the vertical axis, then tilts them about a horizontal axis."""
     tilt = np.deg2rad(45 * strength) * rng.uniform(0.5, 1)
     turn = rng.uniform(0, 2 * np.pi)
     first, second = (up + 1) % 3, (up + 2) % 3

@@ -1,9 +1,9 @@
-"""Cache of prepared data: files that are built once, and written whole or not at all.
+"""Cache of prepared data: files that are built once, and that appear only when they are complete.
 
-The rows of S files are in a directory named after a digest of the files and the reader's settings:
-``rows.npy`` [S, ...], ``meta.npy`` [S, K], and ``corrupt.json``, the faults of corrupt files.
-``rows.npy`` gets its name last: where it exists, so do the others. A build that is interrupted or
-killed begins again.
+A directory named after a digest of S data files and of the reader's settings holds their rows,
+``rows.npy`` [S, ...], K further numbers, ``meta.npy`` [S, K], and faults, ``corrupt.json``.
+``rows.npy`` appears last: where it exists, so do the others. After a build was interrupted or
+killed, the next one starts from the beginning.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from sparsepipe.utils.progress import progress
 _VERSION = 2
 """Increased with any change to the files of the cache."""
 _SECONDS_PER_WORKER = 1.5
-"""Seconds of work that repay the start of a process."""
+"""Seconds of work for which starting another process pays off."""
 _SECONDS_PER_FILE = 3e-3
 _BYTES_PER_S = 8e6
 """Estimated time per file and speed of reading, from which the number of workers follows."""
@@ -61,8 +61,8 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 class CacheSettings:
     """Settings of the cache in which a source keeps prepared data; see ``ShapeDataModule``.
 
-    ``directory`` can be deleted, since caches are built again; ``points`` is the number sampled
-    from each mesh, with ``seed``; ``workers`` is called ``cache_workers`` there.
+    ``directory`` is called ``cache_dir`` there, ``points`` ``cached_points``, ``seed``
+    ``sampling_seed``, and ``workers`` ``cache_workers``.
     """
 
     directory: Path
@@ -74,10 +74,10 @@ class CacheSettings:
 
 
 class RowReader(Protocol):
-    """Computes the row of a file for the cache; it is pickled for worker processes.
+    """Reader that computes the cached row of a file; it is pickled for worker processes.
 
-    ``kind`` names the directory of its rows, ``dtype`` is their type in numpy's notation, and
-    ``meta_size`` is K, the count of further numbers for each row.
+    ``kind`` names the cache's directory for these rows, ``dtype`` is their type in numpy's notation
+    (such as ``<u2``), and ``meta_size`` is K, the count of further numbers for each file.
     """
 
     kind: ClassVar[str]
@@ -90,20 +90,21 @@ class RowReader(Protocol):
         ...
 
     def settings(self) -> dict[str, Any]:
-        """Everything besides the files that determines the rows, with the algorithm's version."""
+        """Returns what determines the rows besides the files, with the algorithm's version."""
         ...
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[Any], NDArray[np.float32]]:
-        """Returns the row and the K numbers of a file; raises a DataError for a corrupt one."""
+        """Returns the row and K numbers of a file; raises a DataError if the file is corrupt."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRows:
-    """Cached rows [S, ...] of S files, with zeros for corrupt ones.
+    """Cached rows [S, ...] of S files, with zeros for corrupt files.
 
-    ``meta_SK`` are each file's further numbers, ``usable_S`` indices of intact files, ``faults``
-    the faults and remedies of corrupt ones by name. ``is_new``: this call has built the cache.
+    ``meta_SK`` holds each file's further numbers, ``usable_S`` the indices of intact files,
+    ``faults`` the fault and remedy of each corrupt file by its name. ``is_new``: whether the rows
+    were computed now instead of being found in the cache.
     """
 
     directory: Path
@@ -115,13 +116,13 @@ class CachedRows:
 
 
 def build_once(path: Path, build: Callable[[], object], *, wait_s: float = LOCK_WAIT_S) -> bool:
-    """Calls ``build`` if the cache file ``path`` is missing; returns whether this call did so.
+    """Calls ``build`` if the cache file ``path`` is missing; returns whether ``build`` was called.
 
     Among several processes, one builds while the others wait.
 
     Raises:
-        DataError: the disk is full or not writable, or another process has been building for longer
-            than ``wait_s`` seconds.
+        DataError: the disk is full, the directory cannot be written to, or another process has been
+            building for longer than ``wait_s`` seconds.
     """
     with explaining_storage(path.parent, setting="data.cache_dir"):
         if path.is_file():
@@ -136,7 +137,7 @@ def build_once(path: Path, build: Callable[[], object], *, wait_s: float = LOCK_
 def cached_rows(
     files: Sequence[DataFile], reader: RowReader, settings: CacheSettings
 ) -> CachedRows:
-    """Returns the rows of files in their order; several processes build those not yet cached."""
+    """Returns the rows of ``files``, in their order; the first call computes and caches them."""
     key = digest_values([_VERSION, reader.settings(), digest_listing(files)])
     directory = settings.directory / reader.kind / key
     path = directory / "rows.npy"
@@ -177,7 +178,7 @@ def _build(path: Path, files: Sequence[DataFile], reader: RowReader, workers: in
 
 
 def _read_one(reader: RowReader, file: DataFile) -> tuple[NDArray[Any], NDArray[np.float32]] | str:
-    """Returns the row and numbers of a file, or its fault as text."""
+    """Returns the row and further numbers of a file, or its fault as text if it is corrupt."""
     try:
         if file.size_bytes < 0:
             check_regular(file.path)
@@ -195,7 +196,7 @@ def _read_one(reader: RowReader, file: DataFile) -> tuple[NDArray[Any], NDArray[
 
 @contextmanager
 def parallel_map(workers: int, *, chunk: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """Gives the block a ``map`` over single-threaded processes, or the builtin for one worker."""
+    """Yields a ``map`` over single-threaded processes, or, for one worker, the builtin ``map``."""
     before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     pool = None
     try:
@@ -208,8 +209,8 @@ def parallel_map(workers: int, *, chunk: int) -> Iterator[Callable[..., Iterator
     except (BrokenProcessPool, MemoryError) as error:
         raise DataError(
             "a process that prepares data was killed or ran out of memory",
-            remedy="lower data.cache_workers, then run the same command again; in a script of your "
-            'own, start the work under if __name__ == "__main__":',
+            remedy="free memory, or set data.cache_workers=1 if the data have it, and run the same "
+            'command again; in your own script, start the work under if __name__ == "__main__":',
         ) from error
     finally:
         if pool is not None:

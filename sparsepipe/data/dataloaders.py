@@ -19,20 +19,19 @@ from sparsepipe.utils.host import usable_cores
 from sparsepipe.utils.process import exit_with_parent
 
 Access = tuple[int, int]
-"""(epoch, index) of one access to a sample."""
+"""(epoch, index) of an access to a sample; the index is a position in the data set."""
 
 
 class TrainSampler(DistributedSampler[Any]):
-    """Draws the shuffled samples of each epoch, the same number for every rank.
+    """Sampler that shuffles the samples in each epoch and gives every rank the same number of them.
 
-    If the samples do not divide evenly, the shuffled order continues from its start, so that at
-    most ``num_replicas - 1`` samples occur twice in an epoch and none is left out.
+    If the ranks cannot share the samples equally, the shuffled order continues from its start, so
+    that at most ``num_replicas - 1`` samples occur twice in an epoch and none is left out.
 
     Args:
-        dataset: only its length is used.
-        num_replicas: as for ``DistributedSampler``, like ``rank`` and ``seed``.
-        samples: number of samples of all ranks in an epoch; if the data set has fewer, they are
-            repeated in new orders. None: each once.
+        dataset: as for ``DistributedSampler``, like ``num_replicas``, ``rank`` and ``seed``.
+        samples: number of samples that all ranks together draw in an epoch; if the data set has
+            fewer, they are repeated in new orders. None: each sample once.
         stream: number that gives data sets with the same seed different orders.
     """
 
@@ -69,20 +68,19 @@ class TrainSampler(DistributedSampler[Any]):
 
 
 class EvalSampler(DistributedSampler[Any]):
-    """Yields all samples in order, each to exactly one rank; ranks may have unequal counts.
+    """Sampler that gives each sample to exactly one rank, in order; ranks may get unequal numbers.
 
-    The epoch is always 0, so that every evaluation draws the same points.
-
-    Arguments as for ``DistributedSampler``; only the length of the data set is used.
+    The epoch is always 0, so that every evaluation draws the same points. Arguments are as for
+    ``DistributedSampler``.
     """
 
     def __init__(self, dataset: Sized, *, num_replicas: int = 1, rank: int = 0) -> None:
         if 0 < len(dataset) < num_replicas:
             raise ConfigError(
-                f"{len(dataset)} samples for validation or test cannot be shared by "
+                f"validation or test needs a sample for each rank, but has {len(dataset)} for "
                 f"{num_replicas} ranks",
-                remedy=f"set parallel.devices to at most {len(dataset)}, or provide more samples "
-                "(for validation, raise data.val_share)",
+                remedy=f"use at most {len(dataset)} ranks (parallel.devices), or provide more "
+                "samples (for validation, raise data.val_share)",
             )
         super().__init__(dataset, num_replicas=num_replicas, rank=rank, shuffle=False)  # type: ignore[arg-type]
         self._own = range(rank, len(dataset), num_replicas)
@@ -95,9 +93,10 @@ class EvalSampler(DistributedSampler[Any]):
 
 
 def split_validation(labels_S: IntArray, *, share: float, seed: int) -> tuple[IntArray, IntArray]:
-    """Returns the indices for training, and for validation, which gets ``share`` of every class.
+    """Returns the sorted indices of training and of validation samples.
 
-    Unless ``share`` is 0, a class with at least two samples has at least one in each of them.
+    Validation gets a random ``share`` of every class. Unless ``share`` is 0, both get at least one
+    sample of each class that has two or more.
     """
     rng = np.random.default_rng([seed, 0x5711])
     held = [np.empty(0, np.int64)]  # there may be no samples at all
@@ -122,24 +121,24 @@ _PRELOADED = (
     "trimesh",
     __name__,
 )
-"""Modules that unpickling the data set and the main module would import in every worker."""
+"""Modules that every worker would otherwise import, for the main module and the data set."""
 
 
 def default_workers(ranks: int | None = None) -> int:
     """Returns the default number of loader workers of a rank: a quarter of its cores, at most 8.
 
-    ``ranks`` share this machine's cores; None: ``LOCAL_WORLD_SIZE``. Reading a shape takes much
-    less time than training on it (``benchmarks/data.py`` measures both), so that on few cores
-    workers only slow down training; 0 reads in the training process.
+    ``ranks``: number of ranks that share this machine's cores; None: the environment variable
+    ``LOCAL_WORLD_SIZE``. With 0 workers, the training process reads the samples: on few cores,
+    workers only slow down training, since reading a shape takes much less time than training on it.
     """
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks is None else ranks
     return min(_MAX_WORKERS, usable_cores() // max(1, local_ranks) // _CORES_PER_WORKER)
 
 
 def stacked(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Collates samples into a batch: for each name, a tensor with a row for each sample.
+    """Collates samples into a batch: for each key, a tensor with a row for each sample.
 
-    The arrays of a single sample are not copied.
+    If there is only one sample, its arrays are not copied.
     """
     batch = {}
     for name in samples[0]:
@@ -159,9 +158,8 @@ def make_loader(
     """Returns a loader of collated batches.
 
     Workers start with ``forkserver``, or ``spawn`` where that is not available, because forking the
-    training process is unsafe once autograd, OpenMP or gloo have started threads.
-
-    Arguments as for ``DataLoader``; ``collate`` is pickled for the workers.
+    training process is unsafe once autograd, OpenMP or gloo have started threads. Arguments are as
+    for ``DataLoader``; ``collate``, its ``collate_fn``, is pickled for workers.
     """
     methods = multiprocessing.get_all_start_methods()
     method = "forkserver" if "forkserver" in methods else "spawn"
@@ -179,10 +177,9 @@ def make_loader(
 
 
 def import_once_for_workers() -> None:
-    """Preloads modules in the fork server, so that loader workers need not import them.
+    """Sets the modules that the fork server imports, so that loader workers need not import them.
 
-    It must be called in the process of a run, before its first loader. A process has one fork
-    server with one list of modules, which this replaces.
+    Must be called before the first loader; replaces the process's list of preloaded modules.
     """
     if "forkserver" in multiprocessing.get_all_start_methods():
         loaded = [name for name in _PRELOADED if name in sys.modules]
@@ -190,7 +187,7 @@ def import_once_for_workers() -> None:
 
 
 def _start_worker(worker: int) -> None:
-    """Limits a worker to one thread, leaving the cores to training, and ends it with its parent."""
+    """Limits a loader worker to one thread, and makes it end when its parent process ends."""
     del worker  # nothing random depends on which worker reads a sample
     torch.set_num_threads(1)
     # Torch checks for the parent only every few seconds, and never while a worker reads.

@@ -44,18 +44,18 @@ from sparsepipe.utils.files import expanded
 
 Purpose = Literal["train", "val", "test"]
 Share = Annotated[float, Field(ge=0, lt=1)]
-"""A share of samples that leaves some for another purpose."""
+"""A share of samples, in [0, 1)."""
 
 
 class SplitDataModule(pl.LightningDataModule, ABC):
     """Base of data modules whose source has a training and a test split.
 
-    The order of an epoch depends only on seed, epoch and ``stream``. All training ranks get equally
-    many samples; in evaluation no sample is repeated. Arguments are as for ``ShapeDataModule``.
+    The order of an epoch depends only on seed, epoch and ``stream``. All training ranks get the
+    same number of samples; evaluation repeats none. Arguments are as for ``ShapeDataModule``.
 
     Attributes:
-        epoch_samples: training samples of all ranks in an epoch; if there are fewer, they are
-            repeated in new orders. None: each once.
+        epoch_samples: number of training samples that all ranks together draw in an epoch; if there
+            are fewer, they are repeated in new orders. None: each sample once.
         stream: number that gives data modules with the same seed different orders.
         num_train: number of training samples; 0 before ``setup``.
         num_val: number of validation samples; 0 before ``setup``.
@@ -88,7 +88,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         return bool((self.samples("train").labels_S >= 0).all())
 
     def fingerprint(self) -> str:
-        """Digest of the data, independent of their location on the disk."""
+        """Returns a hex digest of the data, which does not depend on their location on disk."""
         return str(self._source.fingerprint())
 
     def _load(self, split: Split) -> Any:
@@ -97,23 +97,21 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 
     @abstractmethod
     def _dataset(self, purpose: Purpose, indices_S: IntArray) -> Dataset[dict[str, Any]]:
-        """Data set of samples ``indices_S`` of a purpose's split; ``val`` is part of ``train``."""
+        """Returns the samples ``indices_S`` of ``test`` or, for other purposes, of ``train``."""
 
     def samples(self, split: Split) -> Any:
-        """Returns the samples of ``train`` (including validation) or ``test``; ``labels_S`` is -1
-        for those without a label.
-        """
+        """Returns a split's samples; ``train`` includes those of ``val``. No label: -1."""
         if split not in self._splits:
             self._splits[split] = self._load(split)
         return self._splits[split]
 
     def prepare_data(self) -> None:
-        """Builds the cache of both splits; of several processes, one builds and the others wait."""
+        """Builds the cache of both splits; one process builds it while the others wait."""
         for split in SPLITS:
             self.samples(split)
 
     def setup(self, stage: str | None = None) -> None:
-        """Opens both splits, which is cheap once they are cached; chooses validation samples."""
+        """Opens both splits, which is cheap once cached, and chooses the validation samples."""
         del stage
         self.prepare_data()
         self._train_S, self._val_S = split_validation(
@@ -136,16 +134,17 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         count = len(self.samples("test").labels_S)
         if not count:
             raise ConfigError(
-                "these data have no samples to test on",
-                remedy="put some into folders test, mark rows of a csv file with split=test, set "
-                "data.source.held_out=2000 for the last rows of train.csv, or set task.test=false",
+                "the data have no samples to test on",
+                remedy="put files into a folder test, mark rows of a csv file with split=test, set "
+                "data.source.held_out=2000 to test on the last rows of MNIST's train.csv, or, to "
+                "train without a test, set task.test=false",
             )
         return self._loader("test", np.arange(count))
 
     predict_dataloader = test_dataloader
 
     def test_names(self) -> Sequence[str]:
-        """Paths of the test samples' files, or else their names, or else their numbers."""
+        """Returns the test samples' file paths, or else their names, or else their indices."""
         samples = self.samples("test")
         names: Sequence[str] = getattr(samples, "files", ()) or getattr(samples, "names", ())
         return names or [str(number) for number in range(len(samples.labels_S))]
@@ -179,35 +178,35 @@ class ShapeDataModule(SplitDataModule):
 
     Args:
         root: directory of the data.
-        source: class (or partial) of a ``PointSource``, called with ``root`` and, unless it is
-            None, with ``split``.
+        source: class (or partial) of a ``PointSource``, called with ``root``, and with ``split``
+            if that is not None.
         cache_dir: directory of sampled points and other prepared data.
         resolution: R, voxels along each side of the grid, 1 to 2^21.
         span: box that the grid divides: the shape's ``extent`` on each axis (as in the paper),
             the ``cube`` of its longest side, or its bounding ``sphere``.
         representation: ``sparse`` sites, ``dense`` occupancy from the same points, or
             ``dense_surface``, occupancy from the mesh itself.
-        cached_points: points sampled once from each mesh.
+        cached_points: number of points sampled once from each shape and kept in the cache.
         sampling_seed: seed of that sampling; separate from ``seed``, so that runs with different
             seeds share the cache.
-        num_points: points drawn from these at each access; None: all of them.
+        num_points: number of cached points drawn at each access; None: all of them.
         point_ratio: share p of the drawn points that is kept, in training and testing; in (0, 1].
-        ratio_mode: ``fixed`` keeps the share p, ``uniform`` a share from U(0, p] per shape.
+        ratio_mode: ``fixed`` keeps the share p; ``uniform`` draws a share from (0, p] per access.
         augment: augmentation of training shapes, if any.
         shift: shift that turns the shapes into those of another domain, if any.
         up_axis: vertical axis of the shapes, about which augmentation rotates them.
-        batch_size: shapes in a batch, for each device.
-        num_workers: loader processes for each rank; None: chosen by the number of cores.
+        batch_size: number of shapes in a batch, for each device.
+        num_workers: number of loader processes for each rank; None: see ``default_workers``.
         val_share: share of every class's training shapes kept for validation, in [0, 1).
         seed: seed of drawing, augmentation, order and validation split.
-        split: how ``source`` divides its shapes, if it can. See ``ClassFolder``.
+        split: how ``source`` divides its shapes; see ``ClassFolder``. Other sources take None.
         strict: whether corrupt files raise an error instead of being left out.
-        cache_workers: processes that build a cache; 0: one for each core.
-        lock_wait_s: how long to wait for another process that builds the same cache.
+        cache_workers: number of processes that build a cache; 0: one for each core.
+        lock_wait_s: seconds to wait for another process that builds the same cache.
     """
 
     in_channels = 1
-    """Features of a voxel: the constant 1. Normals and colours in files are not read."""
+    """Number of features of a voxel: one, the constant 1. Normals and colours are not read."""
 
     def __init__(
         self,
@@ -267,8 +266,8 @@ class ShapeDataModule(SplitDataModule):
             check_num_points(num_points, stored=cached_points)
         if representation == "dense_surface" and not hasattr(self._source, "load_surface"):
             raise ConfigError(
-                f"data.representation=dense_surface needs meshes, but "
-                f"{type(self._source).__name__} holds points only",
+                f"data.representation=dense_surface needs a source that voxelises surfaces, but "
+                f"{type(self._source).__name__} only yields points",
                 remedy="set data.representation=dense, or use a data group of OFF meshes "
                 "(data=shapes, modelnet10 or modelnet40)",
             )
@@ -276,16 +275,16 @@ class ShapeDataModule(SplitDataModule):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names; labels index them."""
+        """Class names, indexed by the labels."""
         classes: tuple[str, ...] = self.samples("train").classes
         return classes
 
     def fingerprint(self) -> str:
-        """Digest of the data in the root, independent of their location on the disk."""
+        """Returns a hex digest of the data, which does not depend on their location on disk."""
         return self._source.fingerprint(self._cache)
 
     def preprocessing(self) -> Preprocessing:
-        """Returns a function that turns any shape into a network's input, as for a test shape."""
+        """Returns a function that turns any shape into a network's input, as for test shapes."""
         first = getattr(self._source, "takes_first_points", False)
         return Preprocessing(
             voxelisation=self._voxelisation,
@@ -299,17 +298,17 @@ class ShapeDataModule(SplitDataModule):
         check_num_points(settings.num_points, stored=points.points_per_shape)
         known = self._splits["train"].classes if "train" in self._splits else points.classes
         if points.classes != known:
-            odd = sorted({*known} ^ {*points.classes}) or "their order differs"
+            odd = sorted({*known} ^ {*points.classes}) or "their order"
             raise DataError(
-                f"training and test data in {self._root} have different classes: {odd}",
-                remedy="check data.root: both splits must hold the same classes",
+                f"the classes of training and test data in {self._root} differ in {odd}",
+                remedy="check data.root: both splits must have the same classes in the same order",
             )
         wanted = settings.num_points or points.points_per_shape
         if points.counts_S is not None and (points.counts_S < wanted).any():
             fewest, few = int(points.counts_S.argmin()), int((points.counts_S < wanted).sum())
             log_once(
-                f"{few} of {len(points)} {split} clouds have fewer points than the {wanted} of "
-                f"data.num_points, the smallest {points.counts_S[fewest]} "
+                f"{few} of {len(points)} {split} clouds have fewer than the {wanted} points to "
+                f"draw, the smallest {points.counts_S[fewest]} "
                 f"({(points.files or points.names)[fewest]}): their points are repeated"
             )
         if settings.representation == "dense_surface":
@@ -331,10 +330,10 @@ class ShapeDataModule(SplitDataModule):
 
 
 def check_num_points(num_points: int | None, *, stored: int) -> None:
-    """Raises a ConfigError if more points are to be drawn than are stored; None: all of them."""
+    """Raises a ConfigError if ``num_points`` exceeds ``stored``, the points stored per shape."""
     if num_points is not None and num_points > stored:
         raise ConfigError(
-            f"data.num_points={num_points}, but only {stored} points are stored per shape",
+            f"data.num_points={num_points} exceeds the {stored} stored for each shape",
             remedy=f"set data.num_points to at most {stored}, or to null for all",
         )
 
@@ -342,7 +341,7 @@ def check_num_points(num_points: int | None, *, stored: int) -> None:
 def check_dense(representation: str, *, batch_size: int, resolution: int, whole: bool) -> None:
     """Raises a ConfigError for dense grids that take too much memory or ignore other settings.
 
-    ``whole``: whether all points are used, without augmentation.
+    ``whole``: whether ``point_ratio`` is 1 and augmentation is off.
     """
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if representation != "sparse" and 4 * batch_size * resolution**3 > memory_bytes // 4:
@@ -350,11 +349,12 @@ def check_dense(representation: str, *, batch_size: int, resolution: int, whole:
         raise ConfigError(
             f"a dense batch of {batch_size} grids of {resolution}^3 takes more than a quarter of "
             "this machine's memory",
-            remedy=f"set data.representation=sparse, or data.resolution to at most {largest}",
+            remedy=f"set data.resolution to at most {largest} or lower data.batch_size; for sparse "
+            "models, set data.representation=sparse",
         )
     if representation == "dense_surface" and not whole:
         raise ConfigError(
-            "data.representation=dense_surface takes whole meshes, so points cannot be left "
+            "data.representation=dense_surface takes whole meshes, of which no points can be left "
             "out or augmented",
             remedy="set data.point_ratio=1 and data.augment.enabled=false, or "
             "data.representation=dense",

@@ -27,7 +27,7 @@ Representation = Literal["sparse", "dense", "dense_surface"]
 
 
 MAX_RESOLUTION = MAX_COORDINATE + 1
-"""Most voxels along an axis that sparse coordinates can represent."""
+"""Largest number of voxels along an axis that sparse coordinates can represent."""
 Resolution = Annotated[int, Field(ge=1, le=MAX_RESOLUTION)]
 PointRatio = Annotated[float, Field(gt=0, le=1)]
 
@@ -35,7 +35,7 @@ PointRatio = Annotated[float, Field(gt=0, le=1)]
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voxelisation:
-    """Settings that turn a stored point cloud into a network's input; see ``ShapeDataModule``."""
+    """Settings for turning a stored cloud into a network's input, as in ``ShapeDataModule``."""
 
     resolution: Resolution
     span: Span
@@ -49,10 +49,10 @@ class Voxelisation:
 
 
 class ShapeDataset(Dataset[dict[str, Any]]):
-    """Shapes ``indices_N`` of the ``points`` of a split, indexed by (epoch, index).
+    """Data set of the shapes ``indices_N`` of a split, accessed by (epoch, position among them).
 
     ``augment`` is None for evaluation, ``stream`` gives training, validation and test different
-    random draws, and ``surface`` has the packed occupancy bits of shapes for ``dense_surface``.
+    random draws, and ``surface`` has a row of packed occupancy bits per shape (``dense_surface``).
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         return len(self.indices_N)
 
     def __getitem__(self, access: Access | int) -> dict[str, Any]:
-        """Returns label, index and ``coords`` [M, 3] int32 or ``input`` [1, R, R, R] float32.
+        """Returns label, index and ``coords`` int32 [M, 3] or ``input`` float32 [1, R, R, R].
 
-        ``index`` is the shape's position in the split's ``PointSet``. A plain number, as from the
-        sampler of Lightning's ``overfit_batches``, is read as in epoch 0.
+        ``index`` is the shape's position in the split's ``PointSet``. A plain position, as from the
+        sampler of Lightning's ``overfit_batches``, is an access in epoch 0.
         """
         epoch, position = access if isinstance(access, tuple) else (0, access)
         index = int(self.indices_N[position])
@@ -88,7 +88,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
     def sample(self, index: int, *, key: tuple[int, int, int]) -> dict[str, Any]:
         """Returns a shape as ``__getitem__`` does; random draws depend on the seed and ``key``.
 
-        ``key`` is the stream, the epoch, and the number of the shape within the stream.
+        ``key``: the stream, the epoch, and the number of the shape within the stream.
         """
         sample: dict[str, Any] = {"label": int(self.points.labels_S[index]), "index": index}
         settings = self.voxelisation
@@ -110,7 +110,10 @@ class ShapeDataset(Dataset[dict[str, Any]]):
     def unit_cloud(
         self, index: int, rng: np.random.Generator, *, shift_key: tuple[int, int] | None = None
     ) -> FloatArray:
-        """Draws and augments points [N, 3] of a shape, scaled so that the grid is [-1, 1]^3."""
+        """Returns drawn and augmented points [N, 3] of a shape; the grid around it is [-1, 1]^3.
+
+        ``shift_key`` seeds the shift; None: (``stream``, ``index``).
+        """
         settings, points, augment = self.voxelisation, self.points, self.augment
         stored, share = points.points_per_shape, settings.point_ratio
         if settings.ratio_mode == "uniform":
@@ -151,7 +154,7 @@ class CollateShapes:
     """Combines samples of shapes into a batch.
 
     Attributes:
-        resolution: R, the extent of the sparse tensor.
+        resolution: R, the spatial size of a sparse batch along each axis.
     """
 
     resolution: int

@@ -21,16 +21,16 @@ from sparsepipe.errors import ConfigError, DataError
 class DomainDataModule(pl.LightningDataModule):
     """Data module of several domains, the first of which is the source.
 
-    A training batch maps names of domains to their batches. An epoch has as many samples of each
-    domain as the largest one has; those of others are repeated in new orders. An
-    evaluation batch is of one domain, which its entry ``domain`` names.
+    A training batch maps names of domains to their batches. Within an epoch, smaller domains repeat
+    their samples in new orders until the largest is finished. An evaluation batch has samples of
+    one domain, whose name is in its entry ``domain``.
 
-    Under :class:`sparsepipe.strategies.DomainStrategy` a process reads its own domains only.
+    Under :class:`sparsepipe.strategies.DomainStrategy`, a process reads only its rank's domains.
 
     Args:
         domains: data module of each domain by name, the source first; or callables that make them
             from ``common``.
-        common: arguments for all callables, such as ``batch_size``.
+        common: keyword arguments for all callables, such as ``batch_size``.
         targets: names of the targets, or a number n for the first n; None: all.
         source: name of the domain to be the source instead of the first one.
         evaluated: names of the domains to evaluate on; None: all.
@@ -55,8 +55,8 @@ class DomainDataModule(pl.LightningDataModule):
         names = _chosen(tuple(domains), targets=targets, source=source)
         if unknown := [name for name in evaluated or () if name not in names]:
             raise ConfigError(
-                f"data.evaluated names {unknown[0]!r}, which is not a chosen domain",
-                remedy=f"choose among {', '.join(names)}",
+                f"data.evaluated names {unknown[0]!r}, which is not the source or a chosen target",
+                remedy=f"choose among {', '.join(names)}, or choose other data.targets",
             )
         self._domains: dict[str, SplitDataModule] = {}
         for number, name in enumerate(names):
@@ -66,7 +66,7 @@ class DomainDataModule(pl.LightningDataModule):
                 raise ConfigError(
                     f"data.domains.{name} builds a {type(each).__name__}, which is not a data "
                     "module of sparsepipe.data",
-                    remedy="name a data module of sparsepipe.data, with _partial_: true",
+                    remedy="set its _target_ to such a data module, with _partial_: true",
                 )
             each.stream = number
             self._domains[name] = each
@@ -75,13 +75,13 @@ class DomainDataModule(pl.LightningDataModule):
         """Names of the domains, the source first."""
         self._evaluated = tuple(names if evaluated is None else evaluated)
         self._own = names
-        """Domains that this process reads."""
+        """Names of the domains that this process reads."""
         self._placement: Any = None
         self._longest = 0  # samples of each domain that a process reads in an epoch
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names of the source; labels index them."""
+        """Class names of the source, indexed by the labels."""
         return tuple(self._source.classes)
 
     @property
@@ -91,22 +91,22 @@ class DomainDataModule(pl.LightningDataModule):
 
     @property
     def in_channels(self) -> int:
-        """Channels of a sample of the source."""
+        """Number of channels of a sample of the source."""
         return int(self._source.in_channels)
 
     def fingerprint(self) -> str:
-        """Digest of the data of all domains."""
+        """Returns a hex digest of the data of all domains."""
         return digest_values([[name, each.fingerprint()] for name, each in self._domains.items()])
 
     def prepare_data(self) -> None:
-        """Prepares the data of each domain, and checks their labels and classes."""
+        """Prepares all domains; checks that the source is labelled and targets have its classes."""
         for each in self._domains.values():
             each.prepare_data()
         if not self._source.is_labelled:
             raise DataError(
                 f"the source {self.domains[0]} has samples without labels",
-                remedy="give it labels (in folders: one for each class), or choose another domain "
-                "as source with data.source",
+                remedy="label all of them (in folders: put each file into its class's folder), or "
+                "choose another domain as source with data.source",
             )
         for name, each in self._domains.items():
             classes = tuple(each.classes)  # type: ignore[attr-defined]
@@ -115,7 +115,7 @@ class DomainDataModule(pl.LightningDataModule):
                     f"the domain {name} has the classes {', '.join(classes)}, but the source has "
                     f"{', '.join(self.classes)}",
                     remedy="use data of the same classes in the same order, or remove the labels "
-                    "of the target (in folders: put its files directly into that of the domain)",
+                    "of the target (in folders: put its files directly into the domain's folder)",
                 )
 
     def setup(self, stage: str | None = None) -> None:
@@ -129,7 +129,7 @@ class DomainDataModule(pl.LightningDataModule):
             if not each.num_train:
                 raise DataError(
                     f"the domain {name} has no training samples",
-                    remedy="add samples, or exclude this domain with data.targets",
+                    remedy="add samples, or choose other domains with data.source and data.targets",
                 )
         if labelled[1:]:
             log_once(
@@ -154,15 +154,15 @@ class DomainDataModule(pl.LightningDataModule):
             each.epoch_samples = self._longest * replicas[name]
             if each.num_train < each.epoch_samples:
                 log_once(
-                    f"domain {name}: its {each.num_train} samples are repeated, since an epoch has "
-                    f"{each.epoch_samples}"
+                    f"domain {name}: an epoch needs {each.epoch_samples} samples, so that its "
+                    f"{each.num_train} are repeated"
                 )
 
     def train_dataloader(self) -> Any:
         """Loader of minibatches of this process's domains.
 
-        Lightning compares the lengths of all processes' loaders one by one, so that each process
-        needs as many; those in addition to its domains' yield empty minibatches.
+        Lightning compares the lengths of all processes' loaders one by one, so every process needs
+        the same number of loaders; those without a domain yield empty minibatches.
         """
         loaders: dict[str, Any] = {
             name: self._domains[name].train_dataloader() for name in self._own
@@ -176,19 +176,19 @@ class DomainDataModule(pl.LightningDataModule):
         return CombinedLoader(loaders, "max_size")
 
     def val_dataloader(self) -> Any:
-        """Validation batches of one domain after the other; an empty list if there are none."""
+        """Loader of validation batches, domain after domain; an empty list if there are none."""
         if not any(self._domains[name].num_val for name in self._evaluated):
             return []
         return self._evaluation("val_dataloader")
 
     def test_dataloader(self) -> Any:
-        """Test batches of one domain after the other."""
+        """Loader of test batches, domain after domain."""
         return self._evaluation("test_dataloader")
 
     predict_dataloader = test_dataloader
 
     def some_tested(self, name: str, *, count: int) -> Any:
-        """Input of the first ``count`` test samples of a domain, whichever process has it."""
+        """Returns the input of a domain's first ``count`` test samples; works in any process."""
         loader = self._domains[name].test_dataloader()
         samples: Any = loader.dataset
         some = [samples[index] for index in range(min(count, len(samples)))]
@@ -207,9 +207,9 @@ class FolderDomains(DomainDataModule):
 
     Args:
         root: the directory.
-        module: class (or partial) of a domain's data module, called with its folder and with
-            ``cache_dir``, ``batch_size`` and ``num_workers``.
-        source: name of the folder that is the source; ``targets`` and ``evaluated`` are as for
+        module: class (or partial) of a domain's data module, called with the domain's folder and
+            with ``cache_dir``, ``batch_size`` and ``num_workers``.
+        source: name of the source's folder; ``targets`` and ``evaluated`` are as for
             :class:`DomainDataModule`.
     """
 
@@ -227,7 +227,7 @@ class FolderDomains(DomainDataModule):
     ) -> None:
         what = "a directory with a folder for each domain"
         layout = "a folder for the source, with folders of its classes, and one for each target"
-        directory = require_root(root, what=what, where_from=layout)
+        directory = require_root(root, what=what, where_from=f"it needs {layout}")
         with explaining_storage(directory, setting="data.root"):
             folders = sorted(path for path in directory.iterdir() if path.is_dir())
         found = {path.name: path for path in folders if not path.name.startswith((".", "_"))}
@@ -235,12 +235,12 @@ class FolderDomains(DomainDataModule):
             raise DataError(
                 f"data.root={root} has the folders {', '.join(found) or 'none'}, but at least two "
                 "domains are needed",
-                remedy=f"create in it {layout}",
+                remedy=f"create {layout} in it",
             )
         if source is None:
             raise ConfigError(
                 f"data.source is not set; data.root={root} has the folders {', '.join(found)}",
-                remedy="set it to the folder with labels, such as data.source=cad",
+                remedy="set data.source to the name of the folder whose samples have labels",
             )
         super().__init__(
             {name: partial(module, path) for name, path in found.items()},
@@ -254,9 +254,9 @@ class FolderDomains(DomainDataModule):
 
 @dataclass(eq=False)
 class InTurn:
-    """Yields batches of one domain's loader after the other, with the domain's name as ``domain``.
+    """Yields the batches of one domain after the other, with the domain's name as ``domain``.
 
-    Without loaders it yields one empty batch, since all processes take part in an evaluation.
+    Without loaders, it yields one empty batch, because all processes take part in an evaluation.
     """
 
     loaders: Mapping[str, DataLoader[dict[str, Any]]]
@@ -275,7 +275,7 @@ class InTurn:
 def _chosen(
     domains: tuple[str, ...], *, targets: int | Sequence[str] | None, source: str | None
 ) -> tuple[str, ...]:
-    """Returns the names of the source and of the chosen targets."""
+    """Returns the names of the source and of the targets, as the arguments choose them."""
     if source is not None and source not in domains:
         raise ConfigError(
             f"data.source={source!r} is not a domain of the data",
@@ -291,6 +291,7 @@ def _chosen(
     if not is_valid or not chosen:
         raise ConfigError(
             f"data.targets={targets}, but the possible targets are {', '.join(others) or 'none'}",
-            remedy="give at least two domains, and targets by name or by number; null takes all",
+            remedy="have at least two domains, and set data.targets to names of possible targets, "
+            "to a number of them, or to null for all",
         )
     return (first, *chosen)

@@ -31,26 +31,25 @@ LOCK_WAIT_S = 7_200.0
 _LOG = logging.getLogger(__name__)
 
 FOUND = logging.getLogger(f"{__name__}.found")
-"""Logger of findings in users' data; disabled in ranks, whose parent has logged them."""
+"""Logger of findings in users' data; disabled in ranks, whose parent process has logged them."""
 
 
 @cache
 def log_once(message: str) -> None:
-    """Logs a finding in users' data once per process, which may open the data repeatedly."""
+    """Logs a finding in users' data once per process, even if the data are opened repeatedly."""
     FOUND.info(message)
 
 
 class UnreadableError(DataError):
-    """A file that could not be read, although its content may be valid."""
+    """The error for a file that cannot be read although its content may be valid."""
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """Returns the error for an unreadable file: an UnreadableError if its content may be valid."""
+    """Returns an UnreadableError, or a DataError for a missing, irregular or too large file."""
     kind = DataError if error.errno in (None, errno.ENOENT) else UnreadableError
     return kind(
         f"{path} cannot be read: {error.strerror or error}",
-        remedy="check the path, its permissions and the disk, or replace it with a file that holds "
-        "the data",
+        remedy="check the path, its permissions and the disk, or replace it with a valid file",
     )
 
 
@@ -63,7 +62,10 @@ def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
 
 
 def require_root(root: Path | str | None, *, what: str, where_from: str) -> Path:
-    """Returns the user's ``data.root``, checked to be a directory, as an absolute path."""
+    """Returns the absolute path of ``data.root``; raises a DataError if it is not a directory.
+
+    For its message, ``what`` says what the directory should be, ``where_from`` how to obtain it.
+    """
     path = expanded(root or "").absolute()
     if not root or not path.is_dir():
         raise DataError(
@@ -87,11 +89,7 @@ def digest_values(values: Any) -> str:
 
 @contextmanager
 def explaining_storage(directory: Path, *, setting: str) -> Iterator[None]:
-    """Turns a file system error in the block into one that names ``directory`` and ``setting``.
-
-    Raises:
-        DataError: the disk is full, or the directory cannot be created, read or written to.
-    """
+    """Turns an OSError of the block into a DataError that names ``directory`` and ``setting``."""
     try:
         yield
     except OSError as error:
@@ -106,11 +104,11 @@ def explaining_storage(directory: Path, *, setting: str) -> Iterator[None]:
 def new_array(
     path: Path, *, dtype: str | np.dtype[Any], shape: Sequence[int]
 ) -> Iterator[NDArray[Any]]:
-    """Creates a ``.npy`` file, memory-mapped to be filled piece by piece in the block.
+    """Yields the memory-mapped array of a new ``.npy`` file, which the block fills.
 
     The file appears when the block ends without an error. Its space is allocated first, because on
-    a full disk a write through a memory map would kill the process. The caller holds a lock on this
-    file, since leftovers of killed processes are removed.
+    a full disk a write through a memory map would kill the process. The caller must hold a lock,
+    because temporary files that killed processes left behind are removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in path.parent.glob(f".{path.name}.*.tmp"):
@@ -125,7 +123,7 @@ def new_array(
 
 @contextmanager
 def locked(path: Path, *, wait_s: float) -> Iterator[None]:
-    """Holds the lock file of a folder while the block runs; the file is not deleted."""
+    """Holds the lock file ``path`` during the block, or raises a DataError after ``wait_s``."""
     tell = partial(_LOG.info, "waiting for another process that builds %s", path.parent)
     try:
         with file_lock(path, wait_s=wait_s, on_wait=tell):
@@ -133,8 +131,8 @@ def locked(path: Path, *, wait_s: float) -> Iterator[None]:
     except LockHeldError:
         raise DataError(
             f"another process has been building {path.parent} for longer than {wait_s:g} s",
-            remedy="wait for it and run the same command again, raise data.lock_wait_s, or end "
-            "that process",
+            remedy="wait for it and run the same command again, end that process, or raise "
+            "data.lock_wait_s if the data have this setting",
         ) from None
 
 
@@ -142,7 +140,7 @@ def locked(path: Path, *, wait_s: float) -> Iterator[None]:
 class DataFile:
     """One file of a data set; ``name`` is relative to the root, with forward slashes.
 
-    A file that is missing or not regular has the size -1 and the digest ``missing``.
+    If the file is missing or not regular, its size is -1 and its digest ``missing``.
     """
 
     name: str
@@ -152,9 +150,9 @@ class DataFile:
 
 
 def scan_files(root: Path, names: Sequence[str], *, cache_directory: Path) -> list[DataFile]:
-    """Returns sizes and digests of files under ``root``, in the order of ``names``.
+    """Returns the files ``names`` under ``root``, in this order, with sizes and digests.
 
-    A manifest keeps digests: files of unchanged size and modification time are not read again.
+    The cache keeps digests: files of unchanged size and modification time are not read again.
     """
     manifest = cache_directory / "manifests" / f"{digest_values(str(root))}.json"
     try:
@@ -190,5 +188,5 @@ def scan_files(root: Path, names: Sequence[str], *, cache_directory: Path) -> li
 
 
 def digest_listing(files: Sequence[DataFile]) -> str:
-    """Digest of names, sizes and contents."""
+    """Hex digest of the files' names, sizes and contents."""
     return digest_values([[file.name, file.size_bytes, file.digest] for file in files])

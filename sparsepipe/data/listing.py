@@ -1,4 +1,4 @@
-"""Listing of the samples in a user's folder, with their classes, for training or for testing.
+"""Listings of the samples in a user's folder, with their classes, for training and for testing.
 
 A path is ``[<class>/][train/|test/]<name>``, with the folder of the split above or below that of
 the class. Where no such folders divide the files, a csv file does, or a share of each class is for
@@ -23,12 +23,12 @@ from sparsepipe.utils.files import expanded
 
 _NAMED = 5
 _LAYOUT = (
-    "a folder holds files, or a folder of files for each class; folders train and test, in it or "
-    "in those of its classes, divide the files"
+    "the folder holds files, or a folder of files for each class; folders train and test, above or "
+    "below the class folders, divide the files"
 )
 _SPLIT = (
-    "set the split to the share of each class for testing, between 0 and 1, to a csv file with the "
-    "columns file and split, or to null for the folders train and test, if any"
+    "set test_share or data.split, whichever the data have, to the share of each class for testing "
+    "(0 to 1); data.split can also be a csv file with the columns file and split, or null"
 )
 
 
@@ -36,7 +36,7 @@ _SPLIT = (
 class FoundFile:
     """One file of a user's folder; ``name`` is relative to the root, with forward slashes.
 
-    ``class_name`` is empty outside folders of classes, ``split`` None outside train and test.
+    ``class_name`` is empty for a file outside class folders, ``split`` None outside train and test.
     """
 
     class_name: str
@@ -48,7 +48,7 @@ class FoundFile:
 class Listing:
     """The files of one split: ``names`` relative to ``root``, with forward slashes.
 
-    ``labels_S`` are the files' indices in ``classes``; -1 without folders of classes.
+    ``labels_S`` are indices in ``classes``, or -1 if there are no class folders.
     """
 
     root: Path
@@ -59,11 +59,11 @@ class Listing:
 
 
 def find_files(root: Path, suffixes: Collection[str]) -> tuple[list[FoundFile], list[str]]:
-    """Returns the files with these suffixes (in lower case), by class and name, and other paths.
+    """Returns the files with these suffixes, in order of class and name, and the other paths.
 
-    Names that begin with ``.`` or ``_`` are hidden, and in neither list. A directory with one of
-    the suffixes, such as a zarr array, counts as a file. Directories nested more deeply than a
-    class and a split are not entered.
+    Suffixes are in lower case. Names that begin with ``.`` or ``_`` are in neither list. A
+    directory with one of the suffixes, such as a zarr array, counts as a file. Directories below
+    those of a class and a split are listed as other paths, without their files.
     """
 
     def fail(error: OSError) -> None:
@@ -99,20 +99,20 @@ def list_folder(
     seed: int | None = None,
     needs_classes: bool = False,
 ) -> Mapping[Split, Listing]:
-    """Lists the files of both splits, in the order of their classes and names.
+    """Lists the files of both splits, in order of class and name.
 
-    Other files are passed over, and their number is logged once.
+    Other files are ignored; their number is logged once.
 
     Args:
         root: the folder.
         suffixes: suffixes of the files, in lower case.
         split: share of each class for testing, in (0, 1); or a csv file with the columns ``file``,
-            relative to ``root``, and ``split``; files that it does not list are left out. None: the
-            folders ``train`` and ``test``.
-        share: share of each class for testing, where ``split`` is None and no such folders exist.
-        seed: seed of drawing the share by names, so that new files hardly change the split of
-            others; None: the share is spread evenly over the order of names.
-        needs_classes: whether files outside of folders of classes are passed over.
+            relative to ``root``, and ``split``, which leaves out the files that it does not list.
+            None: the folders ``train`` and ``test``, or ``share`` without such folders.
+        share: share of each class for testing, if neither ``split`` nor folders divide the files.
+        seed: seed of a digest of names that chooses the test files, so that new files hardly change
+            the split of others; None: test files are spread evenly over the order of names.
+        needs_classes: whether files outside class folders are ignored.
     """
     found, others = find_files(root, suffixes)
     if needs_classes:
@@ -155,11 +155,10 @@ def _splits_in_table(root: Path, names: Collection[str], setting: str) -> Mappin
     for row in read_table(given if given.exists() else root / given, columns=("file", "split")):
         name = os.path.relpath(root / row["file"].replace("\\", "/"), root)
         if listed.setdefault(name, row["split"]) != row["split"]:
-            raise DataError(f"{setting} has {name} in both splits", remedy="remove one line")
+            raise DataError(f"{setting} has {name} in both splits", remedy="remove one of the two")
     if absent := sorted(listed.keys() - names):
         raise DataError(
-            f"{setting} names files that {root} does not have in folders of classes: "
-            f"{named(absent)}",
+            f"{setting} names files that are not in class folders of {root}: {named(absent)}",
             remedy="correct the paths, which are relative to data.root, or remove these lines",
         )
     return listed
@@ -168,9 +167,9 @@ def _splits_in_table(root: Path, names: Collection[str], setting: str) -> Mappin
 def _splits_by_share(
     found: Sequence[FoundFile], share: float, seed: int | None
 ) -> Mapping[str, str]:
-    """Assigns a share of each class to testing: at least one file, unless it has only one."""
+    """Maps file names to splits: ``share`` of a class, at least one of two files, to ``test``."""
     if isinstance(share, bool) or not 0 < share < 1:
-        raise ConfigError(f"the share {share} of files for testing is not in (0, 1)", remedy=_SPLIT)
+        raise ConfigError(f"the share {share} for testing is not in (0, 1)", remedy=_SPLIT)
     split_of = {file.name: "train" for file in found}
     for class_name in {file.class_name for file in found}:
         names = [file.name for file in found if file.class_name == class_name]
@@ -196,8 +195,9 @@ def make_listing(
     empty = [name for name in classes if name not in present]
     if not files or (empty and split == "train"):
         raise DataError(
-            f"{root} has no {split} files" + (f" of class {named(empty)}" if files else ""),
-            remedy=f"put two or more files of {', '.join(suffixes)} into each class's folder; "
+            f"{root} has no {split} files"
+            + (f" of these classes: {named(empty)}" if files else ""),
+            remedy=f"put at least two files ({', '.join(suffixes)}) into each class folder; "
             f"{_LAYOUT}; {_SPLIT}",
         )
     numbers = {name: number for number, name in enumerate(classes)}
@@ -211,10 +211,10 @@ def make_listing(
 
 
 def read_table(path: Path, *, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Reads the lines of a csv file, each of which needs a value in all of ``columns``.
+    """Returns the rows of a csv file as mappings of columns to values; ``columns`` are required.
 
     Columns are separated by commas, or by semicolons if the first line has any. The values of a
-    column ``split``, if there is one, become ``train`` or ``test`` in lower case.
+    column ``split``, if there is one, are turned into lower case and must be ``train`` or ``test``.
     """
     needs = f"give it the columns {', '.join(columns)}, separated by commas or semicolons"
     with reading.explained(path, "csv file", error=DataError, remedy=f"{needs}; {_SPLIT}"):
@@ -223,7 +223,7 @@ def read_table(path: Path, *, columns: Sequence[str]) -> list[dict[str, str]]:
         reader = csv.DictReader(text.splitlines(), delimiter=delimiter, skipinitialspace=True)
         rows = list(reader)
         if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
-            raise ValueError(f"it lacks the column {', '.join(missing)}")
+            raise ValueError(f"its first line lacks {', '.join(missing)}")
         for line, row in enumerate(rows, 2):
             if not all(row[name] for name in columns) or None in row:
                 raise ValueError(f"line {line} does not have one value for each column")

@@ -32,8 +32,7 @@ _CHUNK_SHAPES = 256
 class MappedArray:
     """A ``.npy`` file that is memory-mapped on first use in each process.
 
-    Only the path is pickled, so that a loader's worker maps the same pages instead of
-    receiving a copy of the array.
+    Only the path is pickled: a loader's worker maps the same pages instead of receiving a copy.
     """
 
     path: Path
@@ -65,15 +64,15 @@ StoredArray = MappedArray | HeldArray
 class Frames:
     """Bounding box and sphere of each shape, in the units of its file.
 
-    The origin is that of the file, or the middle of the shape's bounding box where a
-    ``ShapeSampler`` has stored the points and for shapes far from the file's origin.
+    They are relative to the file's origin, or, if the shape is far from that origin or a
+    ``ShapeSampler`` has stored its points, to the middle of the shape's bounding box.
 
     Attributes:
         low_S3: lower corner of each bounding box; ``high_S3`` is the upper one.
         center_S3: mean of each shape's points.
         radius_S: distance from ``center_S3`` to the farthest point.
-        origin_S3: subtracted from stored coordinates, in double precision, so that map coordinates
-            keep the form of a shape; None: 0 for all shapes.
+        origin_S3: subtracted from each shape's coordinates, in double precision, so that shapes far
+            from the file's origin keep their form; None: 0 for all shapes.
     """
 
     low_S3: FloatArray
@@ -89,13 +88,13 @@ class PointSet:
 
     A coordinate is ``offset + step * value - origin``, with the stored value and the origin of
     ``frames``; ``step`` and ``offset`` differ by shape and axis if points are quantised to the
-    shape's own box.
+    shape's bounding box.
 
     Attributes:
-        points: stored points [R, P, 3] of any integer or float type, memory-mapped or in memory.
+        points: stored points [rows, P, 3] of an integer or float type, mapped or in memory.
         rows_S: each shape's row in ``points`` (rows of excluded files are skipped).
-        offset_S3: coordinate of the stored value 0.
-        step_S3: length of one stored unit.
+        offset_S3: coordinate of the stored value 0 on each axis.
+        step_S3: difference in coordinate of one stored unit on each axis.
         frames: bounding boxes and spheres.
         labels_S: class numbers; -1 for shapes without labels.
         names: names of the shapes, such as ``chair_0042``.
@@ -105,7 +104,7 @@ class PointSet:
             repeatedly. None: P for all shapes.
 
     Raises:
-        DataError: frames in single precision lie too far from the origin to tell a shape's form.
+        DataError: a shape lies so far from the origin that ``frames`` lose its form.
     """
 
     points: StoredArray
@@ -126,8 +125,8 @@ class PointSet:
         if lost_S.any():
             index = int(np.flatnonzero(lost_S)[0])
             raise DataError(
-                f"{int(lost_S.sum())} shapes, the first {self.names[index]}, lie so far from the "
-                "origin that single precision loses their form",
+                f"{int(lost_S.sum())} of {len(lost_S)} shapes, such as {self.names[index]}, "
+                "lie so far from the origin that single precision loses their form",
                 remedy="measure frames with sparsepipe.data.points.measure_frames, which subtracts "
                 "the middle of each shape, or subtract an offset from the coordinates",
             )
@@ -141,7 +140,7 @@ class PointSet:
         return int(self.points.array.shape[1])
 
     def cloud(self, index: int, picked_N: IntArray | None = None) -> FloatArray:
-        """Returns the points [N, 3] of a shape at positions ``picked_N``; None: all of them."""
+        """Returns the points [N, 3] of a shape at positions ``picked_N`` or, for None, all P."""
         stored_P3 = self.points.array[self.rows_S[index]]
         if picked_N is not None:
             stored_P3 = stored_P3.take(picked_N, axis=0)  # takes a third of the time of indexing
@@ -159,11 +158,11 @@ class PointSet:
 
 
 _FAR, _LOST = 16, 4096
-"""Distances from the origin in half lengths of a shape. Beyond the first, the origin is moved, as
-single precision would lose 2^-20 of the shape. Beyond the second, it shifts voxels of a 50^3 grid.
+"""Distances from the origin, in halves of a shape's longest side. Beyond the first, rounding would
+lose 2^-20 of the shape, so the origin is moved; beyond the second, it would shift voxels at 50^3.
 """
 _COARSE = 1e-3
-"""Rounding of stored points, as a share of a shape's length, above which the log warns."""
+"""Rounding of stored points, as a share of a shape's longest side, above which the log warns."""
 
 
 def measure_frames(
@@ -171,8 +170,8 @@ def measure_frames(
 ) -> Frames:
     """Measures the frames of clouds whose coordinates are ``points_SP3 * scale + offset_S3``.
 
-    Frames far from the origin are relative to the middle of their box. The log warns of points that
-    are rounded so coarsely, such as map coordinates in single precision, that their form is lost.
+    Frames of shapes far from the origin are relative to the middle of their box. Warns if points,
+    such as map coordinates in single precision, are rounded too coarsely for a shape's form.
     """
     parts: list[tuple[NDArray[Any], ...]] = []
     for start in range(0, len(points_SP3), _CHUNK_SHAPES):
@@ -206,7 +205,7 @@ def measure_frames(
 
 
 def _is_far(low_S3: NDArray[Any], high_S3: NDArray[Any], *, times: float) -> NDArray[np.bool_]:
-    """Whether each shape lies farther from the origin than ``times`` half its length."""
+    """Whether each shape's middle is farther from 0 than ``times`` halves of its longest side."""
     half_S = (high_S3.astype(np.float64) - low_S3).max(axis=1) / 2
     middle_S = np.abs(high_S3.astype(np.float64) + low_S3).max(axis=1) / 2
     far_S: NDArray[np.bool_] = middle_S > times * half_S

@@ -1,4 +1,4 @@
-"""Preprocessing of one shape for a trained network, as in the test of its training.
+"""Preprocessing of one shape for a trained network, as for the test shapes of its training run.
 
 Shapes: F faces, Q points of a cloud, P points stored, R voxels along each side.
 """
@@ -27,7 +27,7 @@ from sparsepipe.sparse import SparseTensor
 from sparsepipe.utils.reading import explained
 
 _TEST_STREAM, _OWN_STREAM = 2, 3
-"""Streams of random draws: for the test shapes of a training, and for any other shape."""
+"""Streams of random draws: for the test shapes of the training run, and for any other shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +36,14 @@ class Preprocessing:
 
     Called with a file's path, a trimesh mesh or points [Q, 3], it returns the input of a batch of
     one. Which points are drawn depends on the content of the file or of the arrays; for a file of
-    the training's own test split, they are those drawn in its test.
+    the training run's test split, they are the points drawn in its test.
 
     Attributes:
         voxelisation: how points are drawn and become voxels.
-        sampler: chooses the points that are stored of a shape.
-        keeps_clouds: whether all points of a cloud are stored instead of those chosen.
-        test_number: gives the index of a file in the training's test split; None for other files.
+        sampler: chooses the points of a shape from which ``voxelisation`` draws.
+        keeps_clouds: whether ``voxelisation`` draws from all points of a cloud instead.
+        test_number: maps a file to its index in the training run's test split, other files to None;
+            None: no file is in that split.
         device: device of the input.
         dtype: type of the input's values; None: that of batches in training.
     """
@@ -71,7 +72,7 @@ class Preprocessing:
             return self._sample(read_shape(path), digest_file(path), number)
 
     def batch(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Collates samples into a batch, whose ``input`` has this device and dtype."""
+        """Collates samples into a batch, and moves its ``input`` to ``device`` and ``dtype``."""
         batch = CollateShapes(self.voxelisation.resolution)(samples)
         x: SparseTensor | Tensor = batch["input"]
         return {**batch, "input": x.to(self.device, self.dtype or x.dtype)}
@@ -89,7 +90,7 @@ class Preprocessing:
         if settings.representation == "dense_surface":
             if values.ndim == 2:
                 raise DataError(
-                    "the network was trained on the surfaces of meshes, but this is a cloud",
+                    "the network was trained on surfaces of meshes, but this shape is a cloud",
                     remedy="give a mesh, or train with data.representation=dense",
                 )
             voxels = SurfaceVoxels(self.sampler, settings.resolution, settings.span)

@@ -1,4 +1,4 @@
-"""Readers of cached rows of shapes: points of the surface or cloud, voxels of the surface.
+"""Readers that make a shape's row of the cache: points of its surface or cloud, or surface voxels.
 
 Shapes: F faces, P points, Q points of a cloud, L lattice points, R voxels along each side.
 """
@@ -20,15 +20,16 @@ from sparsepipe.data.voxels import Span, grid_box
 from sparsepipe.errors import DataError
 
 QUANTA = 65_535
-"""Steps of a quantised coordinate across the shape's own box: 16 bits an axis, half of float32.
+"""Steps of a quantised coordinate across the shape's bounding box: 16 bits, half of float32.
 
 Rounding moves a point by at most 1/131,070 of the extent, 1/655 of a voxel at 200^3; float16, of
 equal size, would be wrong by up to 1/20 of such a voxel near the far faces.
 """
 
 FRAME_NUMBERS = 10
-"""Numbers of a frame: lower corner (3), upper corner (3), mean of the points (3), radius about it
-(1), relative to the box's middle: single precision would distort a shape far from the origin."""
+"""Count of a frame's numbers: lower corner (3), upper corner (3), mean of the points (3), radius
+about the mean (1). They are relative to the middle of the box, because single precision would
+distort a shape far from the origin."""
 
 _LATTICE_VOXELS = 0.25
 _LATTICE_CHUNK = 1 << 20
@@ -38,16 +39,16 @@ Triangles = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ShapeSampler:
-    """Samples points from a mesh's surface, uniformly, or a cloud, and quantises them to their box.
+    """Samples points from a cloud or, uniformly, from a mesh's surface, and quantises them.
 
     The sampling is seeded with the file's content, so that it does not depend on the order of
     files, the number of workers or the location of the file. From a cloud of more than P points,
-    P are drawn; those of a smaller one are repeated.
+    P are drawn; the points of a smaller cloud are repeated.
 
     Attributes:
-        points: P, points for each shape.
+        points: P, the number of points for each shape.
         seed: seed of the sampling, together with the file's digest.
-        first: whether the first P points of a cloud, and their box, replace drawn ones.
+        first: whether the first P points of a cloud are taken, with their box, instead of drawing.
     """
 
     kind: ClassVar[str] = "points"
@@ -63,7 +64,7 @@ class ShapeSampler:
         return (self.points, 3)
 
     def settings(self) -> dict[str, Any]:
-        """Everything besides the files that determines the rows."""
+        """Returns what determines the rows besides the files."""
         return {
             "reader": READER_VERSION,
             "algorithm": "area-weighted 2, clouds 3",
@@ -73,13 +74,13 @@ class ShapeSampler:
         }
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint16], FloatArray]:
-        """Returns a file's quantised points [P, 3], and their frame with its number of points."""
+        """Returns quantised points [P, 3], and their frame followed by the file's point count."""
         return self.quantised(read_shape(path), digest)
 
     def quantised(
         self, values: NDArray[np.float64], digest: str
     ) -> tuple[NDArray[np.uint16], FloatArray]:
-        """Returns what ``__call__`` does, for triangles [F, 3, 3] or points [Q, 3]."""
+        """Returns the same as ``__call__``, but for triangles [F, 3, 3] or points [Q, 3]."""
         count = self.points if values.ndim == 3 else len(values)
         if values.ndim == 3:
             row_P3, frame = quantise(*self.sample(values, digest))
@@ -96,7 +97,7 @@ class ShapeSampler:
     def sample(
         self, triangles_F33: Triangles, digest: str
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Samples points [P, 3] of triangles; also returns the corners of the triangles' box."""
+        """Returns points [P, 3] sampled on triangles, and two opposite corners of their box."""
         rng = np.random.default_rng([self.seed, int(digest, 16)])
         points_P3 = sample_triangles(triangles_F33, self.points, rng)
         return points_P3, triangles_F33.min(axis=(0, 1)), triangles_F33.max(axis=(0, 1))
@@ -105,7 +106,7 @@ class ShapeSampler:
 def sample_triangles(
     triangles_F33: Triangles, count: int, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Draws ``count`` independent points [P, 3], uniform over the triangles' joint surface."""
+    """Draws ``count`` independent points [P, 3], uniformly over the area of all triangles."""
     cumulative_F = np.cumsum(triangle_areas(triangles_F33))
     chosen_P = np.searchsorted(cumulative_F, rng.random(count) * cumulative_F[-1], side="right")
     corner_P3, second_P3, third_P3 = triangles_F33[chosen_P].transpose(1, 0, 2)
@@ -124,7 +125,7 @@ def sample_triangles(
 def quantise(
     points_P3: NDArray[np.float64], low_3: NDArray[np.float64], high_3: NDArray[np.float64]
 ) -> tuple[NDArray[np.uint16], FloatArray]:
-    """Returns points as 16-bit steps across their box, and the frame (see ``FRAME_NUMBERS``)."""
+    """Returns points as steps from ``low_3`` to ``high_3``, and the frame (``FRAME_NUMBERS``)."""
     size_3 = high_3 - low_3
     steps_P3 = (points_P3 - low_3) * (QUANTA / np.where(size_3 > 0, size_3, 1.0))
     middle_3 = (low_3 + high_3) / 2
@@ -137,7 +138,7 @@ def quantise(
 
 
 def quantised_points(points: StoredArray, meta_SK: FloatArray, **of_shapes: Any) -> PointSet:
-    """Returns the point set of clouds quantised by :class:`ShapeSampler`."""
+    """Returns the point set of S shapes from the rows and numbers of a :class:`ShapeSampler`."""
     low_S3, high_S3 = meta_SK[:, 0:3], meta_SK[:, 3:6]
     return PointSet(
         points=points,
@@ -151,14 +152,14 @@ def quantised_points(points: StoredArray, meta_SK: FloatArray, **of_shapes: Any)
 
 @dataclass(frozen=True, slots=True)
 class SurfaceVoxels:
-    """Computes the voxels that a mesh's surface passes through, one bit each.
+    """Computes which voxels a mesh's surface passes through, a bit for each voxel.
 
     As in Kaolin's conversion of triangle meshes, the surface is subdivided more finely than the
     grid, here into a lattice with a spacing of at most a quarter of a voxel, and every voxel that
     contains a lattice point is occupied.
 
     Attributes:
-        sampler: sampler of the same shapes' points, so that both use the same box.
+        sampler: sampler of points on the same shapes, so that both use the same box.
         resolution: R, voxels along each side.
         span: box that the grid divides.
     """
@@ -176,7 +177,7 @@ class SurfaceVoxels:
         return (-(-(self.resolution**3) // 8),)
 
     def settings(self) -> dict[str, Any]:
-        """Everything besides the files that determines the rows."""
+        """Returns what determines the rows besides the files."""
         # Only the sphere depends on the sampled points, through their mean.
         sampler = self.sampler.settings() if self.span == "sphere" else None
         return {
@@ -188,17 +189,17 @@ class SurfaceVoxels:
         }
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint8], FloatArray]:
-        """Returns the packed occupancy of a mesh, and no further numbers."""
+        """Returns the packed occupancy [ceil(R^3 / 8)] of a mesh, and an empty array of numbers."""
         values = read_shape(path)
         if values.ndim == 2:
             raise DataError(f"{path} is a cloud without a surface", remedy="replace it with a mesh")
         return self.packed(values, digest), np.empty(0, np.float32)
 
     def packed(self, triangles_F33: Triangles, digest: str) -> NDArray[np.uint8]:
-        """Returns the packed occupancy [ceil(R^3 / 8)] of triangles."""
+        """Returns the packed occupancy [ceil(R^3 / 8)] of triangles; ``digest`` is their file's."""
         points_P3, low_3, high_3 = self.sampler.sample(triangles_F33, digest)
         _, frame = quantise(points_P3, low_3, high_3)
-        triangles_F33 = triangles_F33 - (low_3 + high_3) / 2  # which the frame is relative to
+        triangles_F33 = triangles_F33 - (low_3 + high_3) / 2  # like the frame
         middle_3, half_3 = grid_box(
             frame[:3], frame[3:6], frame[6:9], float(frame[9]), span=self.span
         )
@@ -211,7 +212,7 @@ class SurfaceVoxels:
 
 
 def surface_lattice(triangles_F33: Triangles) -> Iterator[NDArray[np.float64]]:
-    """Yields points [L, 3] on triangles, at most a quarter of a voxel (unit: 1) apart, in chunks.
+    """Yields chunks of points [L, 3] on triangles, at most a quarter of a voxel (length 1) apart.
 
     The rows of points are parallel to the shortest edge of each triangle, so that slivers get
     no more points than necessary.

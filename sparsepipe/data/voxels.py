@@ -5,9 +5,9 @@ Shapes: N points, M occupied voxels, R voxels along each side of the grid.
 ``span`` chooses the box that is mapped to the unit cube [-1, 1]^3, which the grid divides:
 ``extent``, the shape's bounding box with each axis stretched to the whole grid, as in the
 SparsePipe paper (4,096 points on ModelNet40 then fill about 7.6 % of 32^3 and 2.6 % of 50^3, as
-printed there); ``cube``, the cube around the box's middle with the longest side; or ``sphere``, the
-cube around the bounding sphere about the points' mean, which leaves room for augmentation and does
-not change when the shape is rotated. Cube and sphere keep proportions.
+printed there); ``cube``, the cube around the middle of that box with its longest side; or
+``sphere``, the cube around the bounding sphere about the points' mean, which leaves room for
+augmentation and does not change when the shape is rotated. Cube and sphere keep proportions.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ _TABLE_VOXELS = 2**18
 """Up to this many voxels, a table of flags is faster than sorting the keys."""
 
 _FLAT = 1e-6
-"""An axis shorter than this share of the longest is flat: its points are put mid-grid."""
+"""Along an axis shorter than this share of the longest, all points are put mid-grid."""
 
 
 def grid_box(
     low_3: FloatArray, high_3: FloatArray, center_3: FloatArray, radius: float, *, span: Span
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns middle [3] and half widths [3], none of them 0, of the box that the grid divides."""
+    """Returns middle [3] and half widths [3] (never 0) of the grid around a shape.
+
+    The shape's bounding box is ``low_3`` to ``high_3``, its sphere ``center_3`` and ``radius``.
+    """
     if span == "sphere":
         return center_3, np.full(3, max(radius, np.finfo(np.float32).tiny), np.float32)
     middle_3 = (low_3 + high_3) * np.float32(0.5)

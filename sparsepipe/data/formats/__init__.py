@@ -22,13 +22,13 @@ from sparsepipe.data.formats.off import read_off
 from sparsepipe.errors import DataError
 
 _TEXT_BYTES, _SHAPE_BYTES = 1 << 28, 1 << 30
-"""Size limits of text files, which take several times as much memory, and of other files."""
+"""Size limits of text with a point on each line, which takes more memory, and of other files."""
 _MAX_COORDINATE = 1e30
-"""Largest accepted coordinate, a few of which can be multiplied without overflow."""
+"""Largest accepted coordinate: products of a few coordinates do not overflow."""
 
 
 def read_by_trimesh(path: Path) -> NDArray[np.float64]:
-    """Returns the triangles [F, 3, 3] of all meshes in a file, or points [Q, 3] if it has none.
+    """Returns the triangles [F, 3, 3] of all meshes in a file, or, without meshes, points [Q, 3].
 
     The file is read from memory and without a resolver, so that no other file is opened.
     """
@@ -59,7 +59,7 @@ READERS: dict[str, Callable[[Path], NDArray[Any]]] = {
     ".txt": read_text_points,
     ".xyz": read_text_points,
 }
-"""The reader of each suffix, in lower case."""
+"""Function that reads files of each suffix (in lower case)."""
 
 SHAPE_SUFFIXES = tuple(READERS)
 
@@ -67,7 +67,7 @@ SHAPE_SUFFIXES = tuple(READERS)
 def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
     """Returns triangles [F, 3, 3] of a mesh, or points [Q, 3] of a cloud, in the file's units.
 
-    Only coordinates are read: no normals, colours or materials, and no file that this one names.
+    Only coordinates are read: no normals, colours, materials or other files that it refers to.
 
     Args:
         path: a file with a suffix of :data:`READERS`. ``.npy`` holds an array [Q, 3 or more],
@@ -123,7 +123,7 @@ def as_shape(shape: Any) -> NDArray[np.float64]:
 
 
 def triangle_areas(triangles_F33: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the area [F] of each triangle, in squared units of the file."""
+    """Returns the area [F] of each triangle, in squared units of the coordinates."""
     edges_F3 = triangles_F33[:, 1] - triangles_F33[:, 0]
     others_F3 = triangles_F33[:, 2] - triangles_F33[:, 0]
     areas_F: NDArray[np.float64] = np.linalg.norm(np.cross(edges_F3, others_F3), axis=1) / 2
@@ -132,19 +132,19 @@ def triangle_areas(triangles_F33: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _checked_shape(values: NDArray[np.float64]) -> NDArray[np.float64]:
     if values.shape[1:] not in ((3,), (3, 3)):
-        raise ValueError(f"its array is {list(values.shape)}, not [points, 3]")
+        raise ValueError(f"its array has the shape {list(values.shape)}, not [points, 3]")
     if not len(values):
         raise ValueError("it has no points")
     if not np.abs(values).max() <= _MAX_COORDINATE:
         raise ValueError(f"coordinates are not finite, or larger than {_MAX_COORDINATE:g}")
     if values.ndim == 3 and not triangle_areas(values).sum() > 0:
-        raise ValueError("its mesh has no surface")
+        raise ValueError("the area of its mesh is zero")
     return values
 
 
 def _without_shape(source: object, error: Exception) -> DataError:
     why = str(error).splitlines()[0] if str(error) else type(error).__name__
     return DataError(
-        f"{source} holds no shape, and may be damaged or incomplete: {why}",
-        remedy="replace it with a mesh, or with points [points, 3]",
+        f"{source} holds no shape that can be read: {why}",
+        remedy="replace it with a mesh, or with an array of points [points, 3]",
     )

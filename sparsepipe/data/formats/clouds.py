@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MOST_COLUMNS = 16
-"""Most columns of an array of three points; a wider one is probably [3, points]."""
+"""Most columns of an array with three rows; a wider array is probably [3, points]."""
 _HEADER_LINES = 20
-"""Lines at the top of a text, among which a point must be; the PCD format's header has 11."""
+"""The first point must be in these first lines of a text; the PCD format's header has 11."""
 _COMMENT = re.compile(r"(#|//).*")
 _WORD = re.compile(r"\w+")
 
@@ -30,7 +30,7 @@ def read_array_points(path: Path) -> NDArray[Any]:
         with found as arrays:
             names = {*arrays.files} & {"points"} or {*arrays.files}
             if len(names) != 1:
-                raise ValueError(f"points is not among its arrays {', '.join(sorted(names)[:5])}")
+                raise ValueError(f"it has no array named points: {', '.join(sorted(names)[:5])}")
             found = arrays[names.pop()]
     is_table = found.ndim == 2 and found.shape[1] >= 3 and found.dtype.kind in "iuf"
     if not is_table or (len(found) == 3 and found.shape[1] > _MOST_COLUMNS):
@@ -43,7 +43,7 @@ def read_array_points(path: Path) -> NDArray[Any]:
 
 
 def read_text_points(path: Path) -> NDArray[np.float64]:
-    """Returns points [Q, 3] from the header's columns x, y and z, or else from the first three.
+    """Returns points [Q, 3]: the columns that a header names x, y and z, or else the first three.
 
     Numbers are separated by semicolons, commas or blanks, whichever of these the first point has; a
     number with a decimal comma is refused. Lines may end with a comment after ``#`` or ``//``.

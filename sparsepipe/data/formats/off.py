@@ -30,17 +30,17 @@ _COMMENT = re.compile(r"#[^\r\n]*")
 _DEGENERATE_SHARE = 1e-14
 """Faces with a smaller area than this share of the squared extent are rounding errors."""
 _MAX_COORDINATE = 1e30
-"""Largest accepted coordinate, a few of which can be multiplied without overflow."""
+"""Largest accepted coordinate: products of a few coordinates do not overflow."""
 _MAX_DECIMALS = 17
 """Most digits of the largest coordinate, because vertices are compared as 64-bit integers."""
 _SIGNIFICANT_DIGITS = 8
-"""Digits relative to the extent, used when writing and when merging vertices."""
+"""Decimal digits, relative to the extent, kept in writing and compared in merging vertices."""
 
 
 def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
-    """Reads an OFF file as a triangle mesh fit for sampling by area.
+    """Reads an OFF file as a triangle mesh suitable for sampling by area.
 
-    Polygons are triangulated, vertices at the same place merged and unused ones dropped;
+    Polygons are triangulated, coincident vertices merged, and unused vertices removed;
     degenerate and duplicate faces are removed (two faces with the same three corners are
     duplicates regardless of their winding). The scale is kept.
 
@@ -78,7 +78,7 @@ def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
 
 
 def _parsed(rows: list[list[str]]) -> trimesh.Trimesh:
-    """Builds the mesh from the words of each line; the halves of quads follow other faces."""
+    """Builds a mesh from the words of each line; triangles of quadrilaterals come last."""
     if not rows or len(rows[0]) < 2:
         raise ValueError("its header lacks the numbers of vertices and faces")
     num_vertices, num_faces = map(int, rows[0][:2])
@@ -116,8 +116,7 @@ def _parsed(rows: list[list[str]]) -> trimesh.Trimesh:
 def write_off(mesh: trimesh.Trimesh, path: Path) -> None:
     """Writes ``mesh`` to an OFF file atomically, and creates its folder.
 
-    Coordinates keep 8 decimal digits relative to the mesh's extent. The caller handles errors of
-    the file system.
+    Coordinates keep 8 decimal digits relative to the mesh's extent.
     """
     text = mesh.export(file_type="off", digits=max(_decimals(mesh.vertices), 0))
     # Thousands are written in a row: waiting for the disk after each would take minutes.

@@ -31,7 +31,7 @@ DIGITS = tuple("0123456789")
 _SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _MODES = {1: "L", 3: "RGB"}
 _WIDE = ("I", "F")
-"""First letters of Pillow's modes of more than 8 bits, which a conversion would cut off."""
+"""First letters of Pillow's modes with more than 8 bits, which a conversion would clip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ImageSet:
     Attributes:
         images: uint8 [S, H, W], or [S, H, W, C] with colours, in memory or memory-mapped; digits
             are 28 x 28.
-        labels_S: int64 [S], class numbers (of digits, the digit); -1 without a label.
+        labels_S: int64 [S], class numbers (for digits, the digit); -1 for images without a label.
         files: path of each image's file; empty where images share files.
     """
 
@@ -60,15 +60,15 @@ class ImageSet:
 class ImageDataModule(SplitDataModule):
     """Data module of images, such as digits, for training, validation and test.
 
-    A batch is ``dict(input=Tensor [B, C, H, W] in [0, 1], label=[B], index=[B])``, where C is that
-    of ``shift``, or else of the source; ``index`` is the image's position in its split.
+    A batch is ``dict(input=Tensor [B, C, H, W] in [0, 1], label=[B], index=[B])``, where C is set
+    by ``shift``, or else by the source; ``index`` is the image's position in its split.
 
     Args:
         root: directory of the data, if the source reads files.
-        source: class (or partial) called with ``root``; it has ``load(split, cache_dir)``, which
-            returns an :class:`ImageSet`, ``fingerprint()``, a digest of the images, and, unless
-            they are digits, the names of their ``classes``.
-        cache_dir: directory of drawn and of resized images.
+        source: class (or partial) called with ``root``. A source has ``load(split, cache_dir)``,
+            which returns an :class:`ImageSet`, ``fingerprint()``, a digest of the images, and,
+            unless they are digits, the names of their ``classes``.
+        cache_dir: directory in which drawn or resized images are cached.
         shift: shift that turns the images into those of another domain, if any.
         batch_size: as in ``ShapeDataModule``, like the arguments after it.
     """
@@ -90,13 +90,13 @@ class ImageDataModule(SplitDataModule):
         )
         self._source = source(root)
         self.classes: tuple[str, ...] = getattr(self._source, "classes", DIGITS)
-        """Class names; labels index them."""
+        """Class names, indexed by the labels."""
         self._shift = shift
         self._cache = expanded(cache_dir).absolute()
 
     @property
     def in_channels(self) -> int:
-        """Channels of an image."""
+        """Number of channels of an image, after ``shift``."""
         return len(self._dataset("train", np.zeros(1, np.int64))[0]["input"])
 
     def _load(self, split: Split) -> ImageSet:
@@ -109,7 +109,7 @@ class ImageDataModule(SplitDataModule):
 
 
 class ImageDataset(Dataset[dict[str, Any]]):
-    """Images ``indices_S`` of a split, indexed by (epoch, index); the epoch has no effect."""
+    """Images ``indices_S`` of a split, accessed by (epoch, position); the epoch has no effect."""
 
     def __init__(
         self, images: ImageSet, indices_S: IntArray, *, shift: ImageShift | None, split: Split
@@ -132,7 +132,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
 @dataclass(frozen=True, slots=True)
 class _ResizedImage:
-    """Reads an image as a row of the cache, resized and upright: uint8 [H, W] or [H, W, C]."""
+    """Reads an image upright and resized, as a row of the cache: uint8 [H, W] or [H, W, C]."""
 
     kind: ClassVar[str] = "image_folders"
     dtype: ClassVar[str] = "|u1"
@@ -146,7 +146,7 @@ class _ResizedImage:
         return (*self.size, *((self.channels,) if self.channels > 1 else ()))
 
     def settings(self) -> dict[str, Any]:
-        """Everything besides the files that determines the rows."""
+        """Returns what determines the rows besides the files."""
         return {"algorithm": "bilinear 1", "size": self.size, "channels": self.channels}
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
@@ -155,7 +155,7 @@ class _ResizedImage:
             if image.mode.startswith(_WIDE):
                 raise DataError(
                     f"{path} has more than 8 bits per channel ({image.mode})",
-                    remedy="convert it to 8 bits",
+                    remedy="convert it to 8 bits per channel",
                 )
             upright = ImageOps.exif_transpose(image).convert(_MODES[self.channels])
         height, width = self.size
@@ -168,9 +168,9 @@ class ImageFolder:
 
     Args:
         root: the folder.
-        size: H and W that images are resized to, once, whatever their proportions.
+        size: H and W to which images are resized, regardless of their proportions.
         channels: C, 1 for grey or 3 for colours.
-        test_share: share of the files for testing, unless folders train and test divide them.
+        test_share: share of each class for testing, unless folders train and test divide the files.
 
     Attributes:
         classes: names of the classes; empty without labels.
@@ -191,7 +191,7 @@ class ImageFolder:
         if len(size) != 2 or channels not in _MODES:
             raise ConfigError(
                 f"size={list(size)} and channels={channels} of images are not valid",
-                remedy="give a height and a width, and 1 channel (grey) or 3 (colours)",
+                remedy="set size to a height and a width, and channels to 1 (grey) or 3 (colours)",
             )
         self._reader = _ResizedImage(tuple(size), channels)
         self._listings = list_folder(self.root, suffixes=_SUFFIXES, share=test_share)
@@ -206,6 +206,6 @@ class ImageFolder:
         return ImageSet(rows, listing.labels_S, files)
 
     def fingerprint(self) -> str:
-        """Digest of the files' names and contents."""
+        """Hex digest of the files' names and contents."""
         names = [name for split in SPLITS for name in self._listings[split].names]
         return digest_values([[name, digest_file(self.root / name)] for name in names])

@@ -26,7 +26,7 @@ Floats = NDArray[np.float32]
 Point = tuple[float, float]
 
 _MAX_LINES = 24
-"""Lines of every digit; digits with fewer repeat their last line."""
+"""Number of lines stored for every digit; digits with fewer repeat their last line."""
 _FADE = 1.0
 """Width in pixels of the blurred edge of a stroke."""
 
@@ -34,7 +34,7 @@ _FADE = 1.0
 def _arc(
     center: Point, radii: Point, from_deg: float, to_deg: float, lines: int = 10
 ) -> list[Point]:
-    """Points of an arc, anticlockwise if ``to_deg`` is larger than ``from_deg``."""
+    """Returns ``lines + 1`` points of an arc, anticlockwise if ``to_deg`` exceeds ``from_deg``."""
     turns = np.radians(np.linspace(from_deg, to_deg, lines + 1))
     return [
         (center[0] + radii[0] * math.cos(turn), center[1] + radii[1] * math.sin(turn))
@@ -70,7 +70,7 @@ LINES_DL22 = np.array(
 
 
 def draw(labels_B: NDArray[np.int64], rng: np.random.Generator, *, side: int) -> NDArray[np.uint8]:
-    """Draws images [B, side, side] of digits in randomly varied handwriting.
+    """Draws images [B, side, side] of the digits ``labels_B`` in randomly varied handwriting.
 
     Size, proportions, slant, rotation, position, curvature, pen width and ink vary.
     """
@@ -104,7 +104,7 @@ def draw(labels_B: NDArray[np.int64], rng: np.random.Generator, *, side: int) ->
 
 
 def _distances(lines_BL22: Floats, side: int) -> Floats:
-    """Distance [B, P], in pixels, of each pixel's centre, row by row, to the nearest line."""
+    """Returns the distance [B, P], in pixels, from each pixel's centre to the nearest line."""
     middles = np.arange(side, dtype=np.float32) + 0.5
     x_P, y_P = (grid.ravel() for grid in np.meshgrid(middles, middles))
     nearest_BP = np.full((len(lines_BL22), side * side), np.inf, np.float32)
@@ -130,7 +130,7 @@ def _distances(lines_BL22: Floats, side: int) -> Floats:
 _VERSION = 1
 """Increased with any change to the drawn images."""
 _BLOCK_IMAGES = 100
-"""Images drawn at once, from one random generator."""
+"""Number of images drawn at once, from one random generator."""
 
 
 class DrawnDigits:
@@ -181,5 +181,5 @@ class DrawnDigits:
         return ImageSet(MappedArray(path), labels_S)
 
     def fingerprint(self) -> str:
-        """Digest of the settings."""
+        """Hex digest of the settings, which determine the images."""
         return digest_values([_VERSION, self._counts, self._seed])

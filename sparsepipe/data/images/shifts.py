@@ -1,4 +1,4 @@
-"""Shifts that turn images of digits into another domain, the same whenever an image is read.
+"""Shifts, which turn images into those of another domain, the same whenever an image is read.
 
 Shapes: H x W pixels, C channels.
 """
@@ -31,12 +31,13 @@ ImageShiftKind = Literal[
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageShift:
-    """Shifts each image, depending only on the seed, the split and the index.
+    """Turns images into those of another domain; random draws depend on seed, split and index.
 
     Args:
-        kind: one of :data:`SHIFTS`; ``none`` leaves images as they are.
-        channels: C of the result; an image with another number becomes grey, repeated C times.
-        seed: seed of the random draws for each image.
+        kind: a key of :data:`SHIFTS`; ``none`` leaves images as they are.
+        channels: C of the result; an image with another number of channels is averaged over them
+            and repeated C times.
+        seed: seed of the random draws.
     """
 
     kind: ImageShiftKind = "none"
@@ -44,7 +45,7 @@ class ImageShift:
     seed: Seed = 0
 
     def __call__(self, image: Image, *, split: int, index: int) -> Image:
-        """Shifts an image of any number of channels; returns float32 [C, H, W] in [0, 1]."""
+        """Shifts an image [any, H, W], at ``index`` in a split; returns [C, H, W] in [0, 1]."""
         rng = np.random.default_rng([self.seed, split, index])
         image_CHW = image
         if len(image) != self.channels:
@@ -81,7 +82,7 @@ def _low_resolution(image: Image, rng: Generator) -> Image:
 
 
 def _blended(image: Image, rng: Generator) -> Image:
-    """Absolute difference from a texture, as MNIST-M is made from MNIST and photographs.
+    """Returns the absolute difference from a texture, which is a photograph in MNIST-M.
 
     The texture [C, H, W] in [0, 1] mixes two colours, by smoothed noise and a wave.
     """
@@ -100,7 +101,7 @@ def _blended(image: Image, rng: Generator) -> Image:
 
 
 def _coloured(image: Image, rng: Generator) -> Image:
-    """Ink of one colour on paper of another, which differ in brightness by at least a third."""
+    """Paints the image in one colour on another, at least a third brighter or darker."""
     channels = image.shape[0]
     while True:
         paper, ink = (rng.uniform(0, 1, (channels, 1, 1)) for _ in range(2))

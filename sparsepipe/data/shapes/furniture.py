@@ -29,7 +29,7 @@ from sparsepipe.data.shapes.solids import (
 def four_legs(
     rng: np.random.Generator, half_x: float, half_y: float, height: float, *, rungs: float = 0.35
 ) -> list[Part]:
-    """Four round or square legs, upright or splayed, with rungs at probability ``rungs``."""
+    """Four legs, round or square, upright or splayed; with probability ``rungs``, with rungs."""
     radius = between(rng, 0.02, 0.045)
     splay = between(rng, 0, 0.15) if chance(rng, 0.5) else 0.0
     square = splay == 0 and chance(rng, 0.5)
@@ -54,7 +54,7 @@ def four_legs(
 
 
 def pedestal(rng: np.random.Generator, reach: float, height: float) -> list[Part]:
-    """A central column on a disc, or on a star of feet."""
+    """A central column on a disc or a star of feet, of radius ``reach``."""
     parts = [disc(between(rng, 0.03, 0.07), 0, height)]
     if chance(rng, 0.5):
         return [*parts, disc(reach, 0, between(rng, 0.02, 0.06))]
@@ -100,7 +100,7 @@ def armchair(rng: np.random.Generator) -> list[Part]:
 
 
 def _seat(rng: np.random.Generator) -> tuple[float, float, float, list[Part]]:
-    """Half width, half depth, height and parts of a seat on legs or a pedestal."""
+    """Draws a seat on legs or a pedestal: half width, half depth, height of the top, and parts."""
     half_x, half_y = between(rng, 0.18, 0.28), between(rng, 0.18, 0.28)
     height, thick = between(rng, 0.36, 0.6), between(rng, 0.03, 0.09)
     if chance(rng, 0.6):
@@ -131,7 +131,7 @@ def _seat(rng: np.random.Generator) -> tuple[float, float, float, list[Part]]:
 def _back(
     rng: np.random.Generator, half_x: float, y: float, low: float, height: float
 ) -> list[Part]:
-    """A back that rises from the seat at depth ``y``."""
+    """A back of a given height at depth ``y``, on a seat whose top is at height ``low``."""
     high = low + height
     style = ("panel", "shield", "ladder", "bars")[count(rng, 0, 3)]
     if style == "panel":
@@ -208,7 +208,7 @@ def dresser(rng: np.random.Generator) -> list[Part]:
 
 
 def _carcass(rng: np.random.Generator) -> tuple[float, float, float, float, list[Part]]:
-    """Half width, depth, height, floor and the parts of a case that is open in front."""
+    """Draws a case open in front: half width, depth, height, height of the floor, and parts."""
     half_x, depth = between(rng, 0.3, 0.6), between(rng, 0.3, 0.5)
     height, base = between(rng, 0.7, 1.4), between(rng, 0.04, 0.16)
     thick = between(rng, 0.02, 0.035)
@@ -242,7 +242,7 @@ def drawers(
     *,
     columns: int,
 ) -> list[Part]:
-    """Drawers with their boxes inside the case and fronts that stand out of it."""
+    """Drawers that fill these ranges of a case, with fronts that stand out of it."""
     rows, proud, bar = count(rng, 2, 4), between(rng, 0.02, 0.05), chance(rng, 0.5)
     xs, zs = np.linspace(*x_range, columns + 1), np.linspace(*z_range, rows + 1)
     back, plane = y_range
@@ -338,7 +338,7 @@ def trolley(rng: np.random.Generator) -> list[Part]:
 
 
 def _proportions(rng: np.random.Generator) -> tuple[float, float, float]:
-    """Half width, half depth and height of any kind of table."""
+    """Draws half width, half depth and height of a table, desk or trolley."""
     half_x = between(rng, 0.45, 0.8)
     return half_x, half_x * between(rng, 0.5, 0.95), between(rng, 0.5, 0.85)
 

@@ -58,7 +58,7 @@ SHAPE_CLASSES: tuple[str, ...] = tuple(BUILDERS)
 
 
 def make_shape(class_name: str, rng: np.random.Generator) -> trimesh.Trimesh:
-    """Models a random object of a class, with z up, turned about z and scaled at random."""
+    """Models an object of a class, randomly turned about z, which points up, and scaled."""
     mesh = join(BUILDERS[class_name](rng))
     angle, scale = between(rng, 0, 2 * np.pi), np.exp(between(rng, -1, 1))
     # Proportions vary in addition to the builder's own variation.
@@ -74,7 +74,7 @@ MODELLER_VERSION = 2
 _SETTINGS_FILE = "shapes.json"
 """File with the settings of a folder's shapes, written before the first shape."""
 _SHAPES_PER_WORKER = 200
-"""Fewer shapes per worker do not repay the start of a process."""
+"""With fewer shapes for each, starting another process does not pay off."""
 _MissingShape: TypeAlias = tuple[Path, str, Split, int, int]
 """File, class, split, number and seed of a shape."""
 
@@ -93,7 +93,7 @@ def generate_shapes(
     Only missing files are generated, each of them atomically, so that the next call continues
     where an interrupted one stopped. A folder has one set of settings, recorded in ``shapes.json``.
 
-    Arguments as for ``GeneratedShapes``, and ``workers``, the number of processes.
+    Arguments are as for ``GeneratedShapes``; ``workers`` is the number of processes.
     """
     settings = shapes_settings(classes, train_per_class, test_per_class, seed)
     root = Path(root)
@@ -104,7 +104,7 @@ def generate_shapes(
         if _recorded(root) != settings:
             raise DataError(
                 f"{root} holds other data, or shapes generated with other settings",
-                remedy=f"delete {root} to generate them anew, or choose an empty or new folder",
+                remedy=f"delete {root} to generate shapes anew, or choose an empty or new folder",
             )
         missing = list(_missing(root, settings))
         with (
@@ -116,21 +116,21 @@ def generate_shapes(
 
 
 def is_complete(root: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether a folder holds all shapes of these settings; works in read-only folders."""
+    """Whether a folder, which may be read-only, holds all shapes of these settings."""
     return _recorded(root) == settings and next(_missing(root, settings), None) is None
 
 
 def shapes_settings(
     classes: Sequence[str] | None, train_per_class: int, test_per_class: int, seed: int
 ) -> dict[str, Any]:
-    """Checks settings and returns them as ``shapes.json`` has them; see ``generate_shapes``."""
+    """Checks settings of ``generate_shapes`` and returns them in the form of ``shapes.json``."""
     chosen = SHAPE_CLASSES if classes is None else tuple(sorted(set(classes)))
     unknown = [name for name in chosen if name not in SHAPE_CLASSES]
     if unknown or not chosen or min(train_per_class, test_per_class, seed) < 0:
         raise ConfigError(
             f"the shape classes {', '.join(unknown or chosen) or '(none)'} with "
             f"train_per_class={train_per_class}, test_per_class={test_per_class} and seed={seed} "
-            "cannot be generated",
+            "cannot be generated: a class is unknown or missing, or a number negative",
             remedy=f"choose classes among {', '.join(SHAPE_CLASSES)}, and numbers of at least 0",
         )
     return {

@@ -27,6 +27,7 @@ from sparsepipe.data.shapes.solids import (
 )
 
 Profile: TypeAlias = list[tuple[float, float]]
+"""(radius, height) of points from bottom to top."""
 
 
 def vase(rng: np.random.Generator) -> list[Part]:
@@ -63,7 +64,7 @@ def jug(rng: np.random.Generator) -> list[Part]:
 
 
 def _body(rng: np.random.Generator) -> Profile:
-    """(radius, height) from foot to rim: a cylinder, a cone, a belly, a waist or a tulip."""
+    """A profile from foot to rim: of a cylinder, a cone, a belly, a waist or a tulip."""
     height = between(rng, 0.5, 1.2)
     foot_middle_neck_rim = (
         (0.4, 0.4, 0.4, 0.4),
@@ -80,7 +81,7 @@ def _body(rng: np.random.Generator) -> Profile:
 
 
 def _vessel(rng: np.random.Generator, profile: Profile) -> list[Part]:
-    """The body with an inner wall; sometimes under a lid, sometimes on a saucer or a tray."""
+    """A body with an inner wall; sometimes under a lid, sometimes on a saucer or a tray."""
     wall = between(rng, 0.02, 0.05)
     inside = [(max(r - wall, wall / 2), max(z, wall)) for r, z in reversed(profile)]
     parts = [lathe([(0.0, 0.0), *profile, *inside, (0.0, wall)])]
@@ -171,7 +172,7 @@ def flange(rng: np.random.Generator) -> list[Part]:
 
 
 def _web(rng: np.random.Generator, rim: float, thick: float) -> list[Part]:
-    """Hub with a bore, a solid or spoked web and an inner rim, out to the radius ``rim``."""
+    """A hub with a bore, a solid or spoked web, and a rim of radius ``rim`` and width ``thick``."""
     bore = between(rng, 0.1, 0.2)
     hub, proud = bore + between(rng, 0.08, 0.15), thick * between(rng, 0.0, 0.5)
     inner = rim - between(rng, 0.06, 0.14)
@@ -191,7 +192,7 @@ def _washer(outer: float, inner: float, low: float, high: float) -> Part:
 
 
 def _laid(rng: np.random.Generator, parts: list[Part]) -> list[Part]:
-    """The parts, on a length of shaft or not, lying on the face or standing on the edge."""
+    """Returns the parts lying flat or standing on edge, sometimes with a length of shaft."""
     if chance(rng, 0.6):
         low, high = between(rng, -0.9, 0.0), between(rng, 0.3, 1.2)
         parts = [*parts, rod((0, 0, low), (0, 0, high), between(rng, 0.08, 0.2), sections=16)]

@@ -1,7 +1,7 @@
 """Solids from which procedural shapes are built, with z up.
 
 Parts overlap and are not united: sampling by area needs no closed surface, and so no boolean
-operations. Lengths are in units of the object's own size.
+operations. A length of 1 is about the size of an object.
 
 Shapes: P points of an outline or path, S sections of a loft, V vertices, F faces.
 """
@@ -22,7 +22,7 @@ Point: TypeAlias = Sequence[float] | Array
 
 
 class Part(NamedTuple):
-    """Triangles of a solid; full mesh objects would take most of the generation time."""
+    """Triangles of a solid, in plain arrays: making mesh objects would take most of the time."""
 
     vertices_V3: Array
     faces_F3: Faces
@@ -65,7 +65,7 @@ def ball(centre: Point, radii: Point) -> Part:
 
 
 def rod(start: Point, end: Point, radius: float, *, sections: int = 10) -> Part:
-    """A round bar between two points."""
+    """A round bar between two points; its cross-section is a polygon of ``sections`` sides."""
     unit = _unit("rod", sections)
     start_3, end_3 = np.asarray(start, dtype=float), np.asarray(end, dtype=float)
     along_3 = end_3 - start_3
@@ -80,7 +80,7 @@ def rod(start: Point, end: Point, radius: float, *, sections: int = 10) -> Part:
 
 
 def disc(radius: float, low: float, high: float) -> Part:
-    """An upright cylinder on the z axis."""
+    """An upright cylinder around the z axis, from height ``low`` to ``high``."""
     return rod((0, 0, low), (0, 0, high), radius, sections=24)
 
 
@@ -110,10 +110,7 @@ def skin(rings_SP3: Sequence[Array] | Array) -> Part:
 
 
 def loft(outlines_SP2: Sequence[Array], heights_S: Sequence[float]) -> Part:
-    """The skin through outlines at given heights.
-
-    The first and the last must be star-shaped around the mean of their points.
-    """
+    """The skin through outlines at given heights; both end outlines must be star-shaped."""
     num_points = len(outlines_SP2[0])
     rings = [
         np.column_stack([outline_P2, np.full(num_points, height)])
@@ -128,7 +125,7 @@ def prism(outline_P2: Array, low: float, high: float) -> Part:
 
 
 def tube(path_P3: Array, radius: float, *, sections: int = 8) -> Part:
-    """A round bar along a path in the x-z plane."""
+    """A round bar of a given radius along a path in the x-z plane."""
     tangent_P3 = np.gradient(path_P3, axis=0)
     tangent_P3 /= np.linalg.norm(tangent_P3, axis=1, keepdims=True)
     across_P3 = tangent_P3[:, [2, 1, 0]] * [-1, 0, 1]
@@ -162,7 +159,7 @@ def superellipse(
 
 @cache
 def _unit(kind: str, sections: int = 0) -> Part:
-    """A primitive of trimesh, of size 1 around the origin, made once."""
+    """A cube of side 1, a ball of radius 1, or a rod of radius and length 1, around the origin."""
     if kind == "box":
         mesh = trimesh.creation.box()
     elif kind == "ball":
@@ -174,7 +171,7 @@ def _unit(kind: str, sections: int = 0) -> Part:
 
 @cache
 def _quads(num_rings: int, num_points: int) -> Faces:
-    """Two triangles for every quad between consecutive rings."""
+    """Returns two triangles for every quad between consecutive rings of vertices."""
     corner = np.arange((num_rings - 1) * num_points).reshape(num_rings - 1, num_points)
     following = np.roll(corner, -1, axis=1)
     lower = np.stack([corner, following, following + num_points], axis=-1)
@@ -207,7 +204,7 @@ def count(rng: np.random.Generator, low: int, high: int) -> int:
 def things(
     rng: np.random.Generator, half_x: float, half_y: float, low: float, *, most: int = 3
 ) -> list[Part]:
-    """Up to ``most`` boxes, cans and balls on a surface at height ``low``."""
+    """Up to ``most`` boxes, cans and balls on a surface of these half widths at height ``low``."""
     parts = []
     for _ in range(count(rng, 0, most)):
         radius, height = between(rng, 0.08, 0.35) * half_y, between(rng, 0.05, 0.6)

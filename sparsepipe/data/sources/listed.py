@@ -34,8 +34,8 @@ class PointSource(Protocol):
 
     A source may also have ``takes_cached_points = True`` if every shape has
     ``CacheSettings.points`` points, so that ``num_points`` is checked before a cache is built,
-    ``takes_first_points = True`` if these are the first ones of a file, not drawn from it, and
-    ``load_surface`` (see ``OffTree``) if it has meshes.
+    ``takes_first_points = True`` if these are the first points of a file instead of drawn ones, and
+    ``load_surface`` (see ``OffTree``) if the source has meshes.
     """
 
     def load(self, split: Split, cache: CacheSettings) -> PointSet:
@@ -47,7 +47,7 @@ class PointSource(Protocol):
         ...
 
     def fingerprint(self, cache: CacheSettings) -> str:
-        """Hex digest of the data in the root, independent of their location on the disk."""
+        """Returns a hex digest of the data, which does not depend on their location on disk."""
         ...
 
 
@@ -77,10 +77,10 @@ class ListedShapes:
         labels_S = listing.labels_S[rows_S]
         empty = [name for label, name in enumerate(listing.classes) if label not in labels_S]
         if not len(labels_S) or (empty and split == "train"):
-            of_class = f" of class {named(empty)}" if len(labels_S) else ""
+            of_class = f" of these classes: {named(empty)}" if len(labels_S) else ""
             raise DataError(
-                f"all {split} files{of_class} under {self.root} are corrupt",
-                remedy=f"replace the files, or remove the class's folder; {where} lists the faults",
+                f"{self.root} has only corrupt {split} files{of_class}",
+                remedy=f"replace them, or remove their class folders; {where} lists the faults",
             )
         return quantised_points(
             cached.rows,
@@ -93,7 +93,7 @@ class ListedShapes:
         )
 
     def fingerprint(self, cache: CacheSettings) -> str:
-        """Digest of the files' names, sizes and contents; see ``PointSource.fingerprint``."""
+        """Returns a hex digest of the files' names, sizes and contents."""
         return digest_values(self._digests(cache))
 
     def _digests(self, cache: CacheSettings) -> list[str]:
@@ -107,8 +107,8 @@ class ListedShapes:
 def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> CachedRows:
     """Returns the rows of a listing's files, after building the cache if necessary.
 
-    The call that builds the cache names corrupt files in a warning; later ones log how many they
-    are. If ``cache.strict``, corrupt files raise a DataError.
+    The call that builds the cache warns of corrupt files by name; later calls only log their
+    number. With ``cache.strict``, corrupt files raise a DataError.
     """
     files = scan_files(listing.root, listing.names, cache_directory=cache.directory)
     cached = cached_rows(files, reader, cache)
@@ -122,7 +122,7 @@ def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> Cach
     if cache.strict:
         raise DataError(
             f"{summary} (listed in {where}):\n{shown}",
-            remedy=f"{remedies}; for shapes, data.strict=false leaves out unreadable files",
+            remedy=f"{remedies}; for shapes, data.strict=false leaves out corrupt files",
         )
     if cached.is_new:
         text = "%s and left out (listed in %s):\n%s" + REMEDY + "%s"
@@ -140,9 +140,9 @@ class ClassFolder(ListedShapes):
         split: how shapes are divided for training and testing. A number is the share of each
             class's files for testing, drawn at random but always the same for a seed. A path is
             that of a csv file with the columns ``file``, relative to ``root``, and ``split``,
-            ``train`` or ``test``; other files are left out. None: the folders ``train`` and
-            ``test``, or the share 0.2 without such folders.
-        seed: seed of drawing the share; not a run's, so that all runs have the same test shapes.
+            ``train`` or ``test``; files that it does not list are left out. None: the folders
+            ``train`` and ``test``, or the share 0.2 without such folders.
+        seed: seed of that draw; not the run's seed, so that all runs have the same test shapes.
     """
 
     def __init__(
@@ -159,11 +159,11 @@ class ClassFolder(ListedShapes):
 
 
 def shape_folder(root: Path | str | None, *, test_share: float = 0.2) -> PointSource:
-    """Returns the source of a folder with ``train.npz`` and ``test.npz``, or a file for each shape.
+    """Returns the source of a folder that has ``train.npz`` and ``test.npz``, or a file per shape.
 
     Args:
-        root: the folder, with or without folders of classes.
-        test_share: share of the files for testing, unless folders train and test divide them.
+        root: the folder, with or without class folders.
+        test_share: share of each class for testing, unless folders train and test divide the files.
     """
     suffixes = ", ".join(_DOMAIN_SUFFIXES)
     path = require_root(root, what="a folder of meshes or clouds", where_from=f"files: {suffixes}")

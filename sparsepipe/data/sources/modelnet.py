@@ -77,7 +77,7 @@ class OffTree(ListedShapes):
     def load_surface(
         self, split: Split, cache: CacheSettings, *, resolution: int, span: Span
     ) -> MappedArray:
-        """Returns packed bits [S, ceil(R^3 / 8)] of the voxels that each mesh's surface crosses.
+        """Returns packed bits [files, ceil(R^3 / 8)]: the voxels that each mesh's surface crosses.
 
         ``PointSet.rows_S`` of the split has the row of each shape.
         """
@@ -87,24 +87,24 @@ class OffTree(ListedShapes):
         return cached.rows
 
     def fingerprint(self, cache: CacheSettings) -> str:
-        """Digest of the files' names, sizes and contents; see ``PointSource.fingerprint``."""
+        """Returns a hex digest of the files' names, sizes and contents."""
         names = [name for split in SPLITS for name in self.listing(split).names]
         files = scan_files(self.root, names, cache_directory=cache.directory)
         return digest_values(digest_listing(files))
 
 
 class GeneratedShapes(OffTree):
-    """Source: procedurally generated objects of the embedded classes, in ModelNet's layout.
+    """Source: procedurally generated objects of twenty classes, in ModelNet's layout.
 
-    Each combination of counts and seed, and each version of the generator, has its own directory
-    under ``root``, so that a small set for a demonstration is never mistaken for the full one,
-    nor an old set for a new one.
+    Each combination of counts, seed and classes, and each version of the generator, has a separate
+    directory under ``root``, so that a small set is never mistaken for the full set, nor an old set
+    for a new one.
 
     Args:
         root: directory to write to; created if it is missing.
-        train_per_class: training shapes of each class.
-        test_per_class: test shapes of each class.
-        classes: names of the classes; None: all.
+        train_per_class: number of training shapes of each class.
+        test_per_class: number of test shapes of each class.
+        classes: names of the classes; None: all twenty.
         seed: seed of the shapes.
     """
 
@@ -152,9 +152,9 @@ class GeneratedShapes(OffTree):
 class NormalResampled(ListedShapes):
     """Source: text files of ``modelnet40_normal_resampled``, whose first points are taken.
 
-    ``<class>/<class>_0001.txt`` has lines ``x,y,z,nx,ny,nz``, whose normals are not used;
+    ``<class>/<class>_0001.txt`` has lines ``x,y,z,nx,ny,nz``, of which only x, y and z are used;
     ``modelnet40_shape_names.txt`` lists the classes, ``modelnet40_train.txt`` and
-    ``modelnet40_test.txt`` the shapes of each split (``modelnet10_...`` those of ten classes).
+    ``modelnet40_test.txt`` the shapes of each split (``modelnet10_...``: the same for ten classes).
 
     Args:
         root: directory with the class folders and the lists of shapes.
@@ -169,7 +169,7 @@ class NormalResampled(ListedShapes):
         self._prefix = f"modelnet{subset}"
 
     def fingerprint(self, cache: CacheSettings) -> str:
-        """Digest of the list of classes and of the files; see ``PointSource.fingerprint``."""
+        """Returns a hex digest of the list of classes and of the files."""
         return digest_values([self._lines("shape_names"), *self._digests(cache)])
 
     def listing(self, split: Split) -> Listing:

@@ -39,8 +39,8 @@ class NpzBundle:
 
     Args:
         root: directory with the two files.
-        needs_labels: whether files without ``labels`` and ``classes`` are refused; otherwise their
-            shapes have no labels.
+        needs_labels: whether files without ``labels`` and ``classes`` are refused; if not, the
+            shapes in such files have no labels.
     """
 
     def __init__(self, root: Path | str | None, *, needs_labels: bool = True) -> None:
@@ -80,7 +80,7 @@ class NpzBundle:
                 frames = measure_frames(points.array, scale, offset_S3=offset_S3.astype(np.float64))
                 if not np.isfinite(frames.radius_S).all():
                     first = int(np.flatnonzero(~np.isfinite(frames.radius_S))[0])
-                    raise ValueError(f"points are not finite, the first ones in row {first}")
+                    raise ValueError(f"points are not finite, first those in row {first}")
             origin_S3 = np.empty((0, 3)) if frames.origin_S3 is None else frames.origin_S3
             stored = (frames.low_S3, frames.high_S3, frames.center_S3, frames.radius_S, origin_S3)
             with replacing(frames_path) as temporary, temporary.open("wb") as stream:
@@ -104,13 +104,13 @@ class NpzBundle:
         )
 
     def fingerprint(self, cache: CacheSettings) -> str:
-        """Digest of the two files; see ``PointSource.fingerprint``."""
+        """Returns a hex digest of the two files."""
         names = [f"{split}.npz" for split in SPLITS]
         files = scan_files(self.root, names, cache_directory=cache.directory)
         return digest_values([file.digest for file in files])
 
     def _arrays(self, path: Path, num_shapes: int) -> dict[str, NDArray[Any]]:
-        """Returns a bundle's arrays other than points, checked; only ``names`` may be missing."""
+        """Returns a bundle's checked arrays except ``points``; only ``names`` may be missing."""
         with _explained(path), np.load(path, allow_pickle=False) as bundle:
             wanted = {*bundle.files} & {*_LISTS, "scale", "offset"}
             arrays = {"scale": np.ones(()), "offset": np.zeros(3)}
@@ -134,7 +134,7 @@ class NpzBundle:
             if scale.shape != () or not 0 < scale < np.inf:
                 raise ValueError(f"scale is {scale}, not a positive number")
             if offset.shape not in ((3,), (num_shapes, 3)) or not np.isfinite(offset).all():
-                raise ValueError(f"offset is not finite numbers of shape [3] or [{num_shapes}, 3]")
+                raise ValueError(f"offset is not finite, or not of shape [3] or [{num_shapes}, 3]")
             if "names" in arrays and arrays["names"].shape != labels_S.shape:
                 raise ValueError(f"names have shape {arrays['names'].shape}, not ({num_shapes},)")
         return arrays
@@ -142,7 +142,7 @@ class NpzBundle:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turns an archive's fault into an error with a remedy."""
+    """Turns errors of reading the archive in the block, except OSErrors, into a DataError."""
     check_regular(path)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Signals, images and volumes, drawn or in files, of which a rank may read only its part."""
+"""Signals, images and volumes, drawn or in files; a rank may read only its part of each sample."""
 
 from sparsepipe.data.volumes.datamodule import VolumeDataModule
 from sparsepipe.data.volumes.generated import GeneratedVolumes

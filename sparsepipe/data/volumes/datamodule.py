@@ -1,4 +1,4 @@
-"""LightningDataModule of signals, images and volumes, of which each rank may read a part.
+"""LightningDataModule of signals, images and volumes; a rank may read a part of each sample.
 
 Shapes: B samples in a batch, S samples of a split, C channels.
 """
@@ -23,30 +23,30 @@ from sparsepipe.utils.files import expanded
 Labels = Literal["sample", "voxel"]
 """What has a label: each sample or each of its voxels."""
 VolumePart: TypeAlias = tuple[slice, ...]
-"""A slice with start and stop for each spatial dimension."""
+"""A part of a sample: a slice with start and stop for each spatial dimension."""
 
 
 class VolumeDataModule(SplitDataModule):
     """Data module of signals, images or volumes, for training, validation and test.
 
     A batch is ``dict(input=Tensor [B, C, *sizes], label=[B] or [B, *sizes], index=[B])``; ``index``
-    is the sample's position in its split. Its loaders read from a ``VolumeDataset``, which can be
+    is the sample's position in its split. The loaders read from a ``VolumeDataset``, which can be
     limited to a rank's part of each sample.
 
     Args:
         root: folder or csv file of the data, if the source reads files.
         source: class (or partial) called as ``source(root, labels=labels,
-            cache=CacheSettings(...))``. It has the names of its ``classes``, the spatial
+            cache=CacheSettings(...))``. A source has the names of its ``classes``, the spatial
             ``sample_sizes`` of every sample, ``fingerprint()``, a digest of the samples, and
-            ``load(split)``, which returns samples with ``labels_S`` (0 where only voxels have
+            ``load(split)``, which returns samples with ``labels_S`` (0 if only voxels have
             labels), ``read_input(index, part)``, float32 [C, *part], which holds no more than the
             part in memory, and ``read_label(index, part)``, int64 [*part].
-        cache_dir: directory of generated and decompressed samples.
+        cache_dir: directory in which generated and decompressed samples are cached.
         labels: what has a label, each ``sample`` or each ``voxel``.
         batch_size: as in ``ShapeDataModule``, like ``num_workers`` and ``seed``.
-        val_share: share of every class's samples, or of all where only voxels have labels, kept
-            for validation.
-        lock_wait_s: how long to wait for another process that writes the same samples.
+        val_share: share of the samples of every class (or of all samples, if only voxels have
+            labels) kept for validation.
+        lock_wait_s: seconds to wait for another process that writes the same samples.
     """
 
     @checked
@@ -72,17 +72,17 @@ class VolumeDataModule(SplitDataModule):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes of samples, or of voxels."""
+        """Class names of samples or of voxels, indexed by the labels."""
         return tuple(self._source.classes)
 
     @property
     def sample_sizes(self) -> tuple[int, ...]:
-        """Spatial sizes of every whole sample; raises a DataError if files cannot be read."""
+        """Spatial sizes, the same for every sample; raises a DataError for unreadable files."""
         return tuple(self._source.sample_sizes)
 
     @property
     def in_channels(self) -> int:
-        """Channels of a sample."""
+        """Number of channels of a sample."""
         nothing = (slice(0, 0),) * len(self.sample_sizes)
         return len(self.samples("train").read_input(0, nothing))
 
@@ -94,7 +94,7 @@ class VolumeDataModule(SplitDataModule):
 
 
 class VolumeDataset(Dataset[dict[str, Any]]):
-    """Samples ``indices_S`` of a split, indexed by (epoch, index); the epoch has no effect."""
+    """Samples ``indices_S`` of a split, accessed by (epoch, position); the epoch has no effect."""
 
     def __init__(
         self,
@@ -109,15 +109,15 @@ class VolumeDataset(Dataset[dict[str, Any]]):
         self._part = tuple(slice(0, size) for size in sample_sizes)
 
     def read_part(self, slices: Sequence[slice]) -> None:
-        """Limits reading of inputs and voxel labels to a part of the spatial dimensions.
+        """Limits reading of inputs and voxel labels to a slice of each spatial dimension.
 
-        It must be called before a loader makes an iterator: workers get the data set as it is then.
+        Must be called before a loader's iterator is created, when workers copy the data set.
         """
         part = list[slice]()
         for each, size in zip(slices, self.sample_sizes, strict=True):
             start, stop = each.start or 0, size if each.stop is None else each.stop
             if not 0 <= start <= stop <= size or each.step not in (None, 1):
-                raise ValueError(f"{each} is not a part of a dimension of {size} voxels")
+                raise ValueError(f"{each} is not a slice with step 1 from 0 to at most {size}")
             part.append(slice(start, stop))
         self._part = tuple(part)
 

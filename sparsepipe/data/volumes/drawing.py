@@ -41,10 +41,10 @@ class DrawnObject:
     Attributes:
         texture: index in ``TEXTURES``.
         center_D: position of its middle, in voxels.
-        frame_DD: maps a distance from the middle to the frame in which the object is a unit ball.
+        frame_DD: maps offsets from the middle to a frame in which the object is a unit ball.
         order: order of the norm that defines this ball.
-        reach_D: no voxel farther from the middle along an axis than this belongs to the object.
-        waves_2D: directions of the texture's waves, unit vectors; orthogonal if D is not 1.
+        reach_D: largest distance of its voxels from the middle along each axis, in voxels.
+        waves_2D: two unit vectors, the directions of the texture's waves; orthogonal unless D is 1.
         stretch: factor of the texture's wavelengths.
     """
 
@@ -60,7 +60,7 @@ class DrawnObject:
 def draw_objects(
     label: int, sizes: Sequence[int], rng: np.random.Generator
 ) -> tuple[DrawnObject, ...]:
-    """Draws the objects of a sample, from the rearmost to the large one of texture ``label``."""
+    """Draws a sample's objects from back to front; the last is the largest, with ``label``."""
     others = [texture for texture in range(len(TEXTURES)) if texture != label]
     small = [
         _draw_object(int(texture), sizes, rng, radius=(0.12, 0.2), middle=(0.1, 0.9))
@@ -109,7 +109,7 @@ def _rotation(dimensions: int, rng: np.random.Generator) -> ExactArray:
 def draw_labels(
     objects: Sequence[DrawnObject], sizes: Sequence[int], rows: slice
 ) -> NDArray[np.uint8]:
-    """Returns voxel labels of a piece: 0 outside objects, else 1 + the front object's texture."""
+    """Returns voxel labels of a piece: 0 outside objects, else 1 + texture of the front object."""
     labels = np.zeros((rows.stop - rows.start, *sizes[1:]), np.uint8)
     for each in objects:
         inner, apart = _box(each, sizes, rows)
@@ -123,7 +123,7 @@ def paint_channel(
     rng: np.random.Generator,
     pieces: Sequence[slice],
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yields the bytes of one channel of a sample, piece by piece."""
+    """Yields the bytes of one channel of a sample, an array [rows, *sizes[1:]] for each piece."""
     count = len(objects)
     contrasts, brightness = rng.uniform(0.7, 1.3, count), rng.uniform(-0.5, 0.5, count)
     phases_N2 = rng.uniform(0, 2 * np.pi, (count, 2))
@@ -153,9 +153,9 @@ def paint_channel(
 def _box(
     each: DrawnObject, sizes: Sequence[int], rows: slice
 ) -> tuple[tuple[slice, ...], tuple[ExactArray, ...]]:
-    """Returns the slices of a piece that an object may reach, and positions in them.
+    """Returns the box of a piece that an object may reach: its slices, and its voxels' positions.
 
-    These are relative to the object's middle, in voxels along each dimension.
+    The positions along each dimension are relative to the object's middle.
     """
     firsts = np.ceil(each.center_D - each.reach_D).astype(int)
     ends = np.floor(each.center_D + each.reach_D).astype(int) + 1
@@ -171,7 +171,7 @@ def _box(
 
 
 def _covered(each: DrawnObject, apart: tuple[ExactArray, ...]) -> NDArray[np.bool_]:
-    """Which voxels of the box belong to the object."""
+    """Whether each voxel of a box, at positions ``apart``, belongs to the object."""
     combine: Callable[..., Any] = np.maximum if each.order == math.inf else np.add
     total: FloatArray | None = None
     for row_D in each.frame_DD:
@@ -184,7 +184,7 @@ def _covered(each: DrawnObject, apart: tuple[ExactArray, ...]) -> NDArray[np.boo
 
 
 def _texture(each: DrawnObject, apart: tuple[ExactArray, ...], phases_2: ExactArray) -> FloatArray:
-    """The texture in the box, of mean 0 and variance 1."""
+    """Values of the object's texture, of mean 0 and variance 1, at positions ``apart`` of a box."""
     phases: list[FloatArray] = []
     for wave, wavelength in enumerate(_WAVELENGTHS[TEXTURES[each.texture]]):
         turns_D = 2 * np.pi / (wavelength * each.stretch) * each.waves_2D[wave]
@@ -209,7 +209,10 @@ def _linear_form(
     *,
     turning: bool = False,
 ) -> FloatArray:
-    """Returns ``start + sum(factor * place)`` for a box with these places along each dimension."""
+    """Returns ``start + sum(factor * place)``, summed over dimensions, at each voxel of a box.
+
+    ``places``: positions along each dimension; ``turning``: terms are taken modulo 2 pi.
+    """
     total: FloatArray = np.full((1,) * len(places), start, np.float32)
     for axis, place in enumerate(places):
         term = place * factors_D[axis]

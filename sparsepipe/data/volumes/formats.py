@@ -1,6 +1,6 @@
 """Formats of volume files: some can be read in parts, the others are converted once.
 
-``.npy`` and ``.h5`` files and zarr arrays are read in parts where they lie. ``.tif``, ``.nii`` and
+``.npy`` and ``.h5`` files and zarr arrays are read in parts directly. ``.tif``, ``.nii`` and
 ``.nii.gz`` files are decompressed into a ``.npy`` file in the cache.
 """
 
@@ -25,7 +25,7 @@ _ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
 
 
 def suffix_of(path: Path) -> str:
-    """Returns a volume's suffix, one of ``SUFFIXES``; ``.zarr`` for an array in a zarr group."""
+    """Returns which of ``SUFFIXES`` a volume has; ``.zarr`` also for an array in a zarr group."""
     found = [suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)]
     if found:
         return max(found, key=len)
@@ -39,7 +39,7 @@ def suffix_of(path: Path) -> str:
 
 @contextmanager
 def open_volume(path: Path) -> Iterator[Any]:
-    """Opens the array of a volume, to read slices of it; its format is none of ``CONVERTED``."""
+    """Yields an array whose slices are read from the file; not for the formats ``CONVERTED``."""
     with _explained(path):
         match suffix_of(path):
             case ".npy":
@@ -50,7 +50,7 @@ def open_volume(path: Path) -> Iterator[Any]:
                 if not isinstance(array, zarr.Array):
                     names = ", ".join(sorted(name for name, _ in array.arrays())[:6])
                     raise ValueError(
-                        f"it is a group: name one of its arrays in a csv file ({names})"
+                        f"it is a group: list one of its arrays in a csv file ({names})"
                     )
                 yield _numeric(array)
             case _:
@@ -65,7 +65,7 @@ def decompress(path: Path, target: Path) -> None:
     """Writes a volume of one of the formats ``CONVERTED`` to a ``.npy`` file.
 
     Raises:
-        DataError: the file is missing or broken, or its package is missing.
+        DataError: the file is missing or broken, or the package that reads it is missing.
         OSError: the target cannot be written, or the disk is full.
     """
     with _explained(path):

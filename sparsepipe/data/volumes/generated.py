@@ -38,8 +38,8 @@ _PIECE_VOXELS = 1 << 18
 class MappedSamples:
     """Samples of a split in two memory-mapped files.
 
-    ``inputs`` are uint8 [S, C, *sizes], ``labels`` of voxels uint8 [S, *sizes], and ``labels_S`` of
-    samples int64 [S].
+    ``inputs`` is uint8 [S, C, *sizes], ``labels`` (of voxels) uint8 [S, *sizes], and ``labels_S``
+    (of samples) int64 [S].
     """
 
     inputs: MappedArray
@@ -117,7 +117,7 @@ class GeneratedVolumes:
         return MappedSamples(inputs, labels, labels_S)
 
     def fingerprint(self) -> str:
-        """Digest of the settings."""
+        """Returns a hex digest of the settings, which determine the samples."""
         return digest_values([*self._settings, self._counts])
 
     def _write_samples(self, split: Split, labels_S: IntArray, inputs: Path, labels: Path) -> None:

@@ -1,4 +1,4 @@
-"""Source of the user's own signals, images and volumes: a folder of files, or a csv of paths.
+"""Source of the user's signals, images and volumes: a folder of files, or a csv file of paths.
 
 Shapes: S samples of a split, C channels.
 """
@@ -100,7 +100,7 @@ class FileSamples:
 
 
 class VolumeFiles:
-    """Source: ``.npy``, ``.h5``, ``.tif``, ``.nii``, ``.nii.gz`` files and zarr arrays of one size.
+    """Source: zarr arrays, ``.npy``, ``.h5``, ``.tif``, ``.nii`` and ``.nii.gz`` files of one size.
 
     ``root`` is a folder or a csv file. With labels of voxels, a folder has ``inputs`` and
     ``labels`` with files of the same names, whatever their suffixes; with labels of samples, it has
@@ -116,13 +116,12 @@ class VolumeFiles:
         root: the folder or csv file.
         labels: what has a label, each ``sample`` or each ``voxel``.
         cache: settings of the cache that keeps decompressed files and digests.
-        classes: names of the classes. For voxels they are required, beginning with that of label 0;
-            for samples, None: all of the folders or the csv file.
+        classes: names of the classes. For voxels they are required, in the order of the labels from
+            0; for samples, None: all class folders, or all names in the csv file.
         channel_axis: whether the channels are the ``first`` or the ``last`` axis of inputs; None:
             inputs have no such axis.
-        mean: subtracted from inputs. A setting, because a rank that reads a part does not know the
-            mean of the whole.
-        std: inputs are divided by it afterwards.
+        mean: number subtracted from inputs; not computed, because a rank may read only a part.
+        std: number by which inputs are then divided.
     """
 
     @checked
@@ -160,7 +159,7 @@ class VolumeFiles:
         else:
             raise DataError(
                 f"data.root={self._root} is neither a folder of volumes nor a csv file of paths",
-                remedy=f"set data.root to an existing one; {_LAYOUT[labels]}",
+                remedy=f"set data.root to one that exists; {_LAYOUT[labels]}",
             )
         if not entries["train"]:
             raise DataError(
@@ -170,7 +169,7 @@ class VolumeFiles:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes of samples, or of voxels."""
+        """Class names of samples or of voxels, indexed by the labels."""
         return self._listing[0]
 
     @property
@@ -187,10 +186,10 @@ class VolumeFiles:
         dimensions = len(shape) - (self._channel_axis is not None)
         if not 1 <= dimensions <= 3 or min(shape) < 1:
             raise DataError(
-                f"{first} has the shape {list(shape)}, and so {dimensions} spatial dimensions",
-                remedy="give samples one to three of them, none of size 0; set "
-                "data.source.channel_axis to first or last if that axis is of channels, or else to "
-                "null",
+                f"{first} has the shape {list(shape)} (spatial dimensions: {dimensions}), but "
+                "samples need one to three spatial dimensions and no empty axis",
+                remedy="set data.source.channel_axis to first or last if this axis holds channels, "
+                "or else to null; or write the files with a valid shape",
             )
         return shape
 
@@ -223,7 +222,7 @@ class VolumeFiles:
         )
 
     def fingerprint(self) -> str:
-        """Digest of the files' contents and labels."""
+        """Returns a hex digest of the classes, and of the files' contents and labels."""
         entries = [self._listing[1][split] for split in SPLITS]
         values = itertools.chain(*entries[0], *entries[1])
         digests = self._digests([path for path in values if isinstance(path, Path)])
@@ -293,8 +292,8 @@ def _in_pairs(root: Path) -> Entries:
     inputs = {stems[name] for name in given}
     if alone := sorted(inputs ^ labels.keys()):
         raise DataError(
-            f"{root} has no {'label' if alone[0] in inputs else 'input'} for {named(alone)}",
-            remedy="give an input and its labels the same name, in inputs and labels",
+            f"files in inputs and labels of {root} have no counterpart: {named(alone)}",
+            remedy="give an input and its labels the same name in the folders inputs and labels",
         )
     return {
         split: [(listing.root / name, labels[stems[name]]) for name in listing.names]

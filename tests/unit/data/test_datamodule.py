@@ -170,7 +170,7 @@ def test_what_the_source_cannot_give_is_refused_before_the_cache_is_built(
 ) -> None:
     with pytest.raises(ConfigError, match="at most 512"):
         make_data(make_tree(1), num_points=513)
-    with pytest.raises(ConfigError, match="needs meshes"):
+    with pytest.raises(ConfigError, match="needs a source that"):
         make_data(bundle, source=NpzBundle, num_points=None, representation="dense_surface")
     assert not (tmp_path / "cache").exists()
     # A bundle holds what it holds, however few points are taken from meshes.

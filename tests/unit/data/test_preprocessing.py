@@ -104,5 +104,5 @@ def test_a_cloud_has_no_surface(clouds: list[np.ndarray], tmp_path: Path) -> Non
     of_surfaces = replace(preprocess, voxelisation=surface)
     with pytest.raises(DataError, match="surfaces of meshes"):
         of_surfaces(clouds[0])
-    with pytest.raises(DataError, match=r"ball_0\.txt: the network was trained on the surfaces"):
+    with pytest.raises(DataError, match=r"ball_0\.txt: the network was trained on surfaces"):
         of_surfaces(tmp_path / "ball" / "ball_0.txt")

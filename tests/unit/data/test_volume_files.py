@@ -239,12 +239,12 @@ V1 = "inputs/train/v1.npy"
 @pytest.mark.parametrize(
     ("suffix", "damage", "message"),
     [
-        ("npy", lambda root: (root / "labels/train/v1.npy").unlink(), "no label for train/v1"),
+        ("npy", lambda root: (root / "labels/train/v1.npy").unlink(), "no counterpart: train/v1"),
         ("npy", replaced("labels/train/v1.npy", np.zeros((6, 5, 7), np.uint8)), r"\[6, 5, 7\]"),
         (
             "npy",
             replaced("inputs/train/v0.npy", np.zeros((*SIZES, 2))),
-            "and so 4 spatial dimensions",
+            "spatial dimensions: 4",
         ),
         ("npy", replaced(V1, np.zeros(SIZES, np.complex64)), "values of type complex64"),
         ("h5", lambda root: write_h5(root / "inputs/train/v0.h5", volume(0), 2), "has 2 arrays"),
@@ -301,7 +301,7 @@ def test_labels_that_are_no_classes(tmp_path: Path, values: np.ndarray, message:
     [
         (None, {}, r"data\.root=None"),
         ("input,label,split\n0.npy,0_labels.npy,test\n", {}, "no samples for training"),
-        ("image,label\n0.npy,0_labels.npy\n", {}, "lacks the column input"),
+        ("image,label\n0.npy,0_labels.npy\n", {}, "first line lacks input"),
         ("input,label\n0.npy,0.mhd\n", {}, "0.mhd"),
         ("input,label\n0.npy,cat\n1.npy,dog\n", {"labels": "sample", "classes": ["cat"]}, "'dog'"),
         (None, {"classes": None}, "data.labels=voxel needs data.source.classes"),
