@@ -1,4 +1,4 @@
-"""Strategies that hold the whole model on each device: data parallelism, and one slowed device."""
+"""Strategies with the whole model on each device: data parallelism, and a slowed single CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment, S
 
 
 class SlowedDeviceStrategy(SlowedSteps, SingleDeviceStrategy):
-    """Lightning's strategy for one CPU, slowed down by the factor ``slowdown``."""
+    """Lightning's strategy for one CPU, on which pauses make steps ``slowdown`` times as long."""
 
     def __init__(self, *, slowdown: float) -> None:
         super().__init__(device="cpu")
@@ -39,26 +39,25 @@ _BUFFERS_OPTION = (
 
 
 class DataParallelStrategy(RankedStrategy):
-    """Lightning's DDP, adapted to samplers without padding and to cheap BatchNorm.
+    """Lightning's DDP strategy, with these differences.
 
-    The differences:
-
-    - Buffers are not broadcast at each step. BatchNorm's running statistics are averaged
-      over the ranks before validation, test, prediction and checkpoints.
+    - Buffers are not broadcast at each step. Floating-point buffers, such as the running statistics
+      of batch norms, are averaged over the ranks before evaluations and checkpoints.
     - Evaluation steps call the module itself, not its DDP wrapper: ranks may have different
       numbers of batches, so nothing in these steps may wait for another rank.
-    - The caller makes ranks agree on signals; Lightning's own broadcast at each step is off.
+    - Lightning's broadcast of signals at each step is off: the code that starts the Trainer must
+      make all ranks stop after the same step.
 
     Args:
         timeout_s: longest wait for another rank, in seconds.
         process_group_backend: ``gloo`` or ``nccl``; by default the one that suits the device.
-        gradient_as_bucket_view: whether gradients live in the buffers in which they are reduced.
-        bucket_cap_mb: size of these buffers in MiB.
+        gradient_as_bucket_view: whether gradients are views of the buffers that DDP averages.
+        bucket_cap_mb: size of each of these buffers, in MiB.
         find_unused_parameters: whether every step looks for parameters without a gradient, which
             takes time; needed for networks that skip layers.
-        static_graph: a promise that every step uses the same parameters in the same way.
+        static_graph: whether every step is sure to use the same parameters in the same order.
         slowdown: factor, at least 1, by which pauses slow this rank's device down.
-        cluster_environment: tells this process its rank; by default :class:`RankEnvironment`.
+        cluster_environment: gives this process its rank; by default :class:`RankEnvironment`.
     """
 
     strategy_name = "sparsepipe_dp"
@@ -101,10 +100,10 @@ class DataParallelStrategy(RankedStrategy):
             for name, norm in norms_of(self.lightning_module).items():
                 if type(norm).forward is not _BatchNorm.forward:  # Lightning would replace it
                     raise ConfigError(
-                        f"trainer.sync_batchnorm=true would replace {name}, a "
-                        f"{type(norm).__name__} with a forward of its own, as in sparse networks",
-                        remedy="set trainer.sync_batchnorm=false: each rank then normalises by its "
-                        "own batch",
+                        f"trainer.sync_batchnorm=true would replace {name}, but "
+                        f"{type(norm).__name__} overrides the forward of PyTorch's batch norms",
+                        remedy="set trainer.sync_batchnorm=false: each rank then normalises with "
+                        "the statistics of its own batch",
                     )
         super().setup(trainer)
         internals.disable_signal_broadcast(trainer)
@@ -129,7 +128,7 @@ class DataParallelStrategy(RankedStrategy):
         return super().lightning_module_state_dict()
 
     def synchronize_buffers(self) -> None:
-        """Averages floating-point buffers over the ranks; every rank must call it."""
+        """Averages the module's floating-point buffers over the ranks, which must all call it."""
         if not (self._averages_buffers and self._buffers_differ and self.lightning_module):
             return
         buffers = self.lightning_module.buffers()  # without the states of metrics

@@ -1,4 +1,4 @@
-"""Base classes of strategies: steps on slowed devices, and ranks that join and leave a group."""
+"""Base classes of strategies: for slowed devices, and for ranks that form a process group."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from sparsepipe.utils.process import end_with_parent, keep_freed_memory, outlive
 
 
 class RankEnvironment(LightningEnvironment):
-    """A cluster environment for ranks started by an elastic agent, ``torchrun`` or Lightning.
+    """Cluster environment of ranks that an elastic agent, ``torchrun`` or Lightning has started.
 
     Lightning's own environment for elastic agents requires the same number of devices on every
-    host; this one takes rank and world size from the agent's variables.
+    host; this one reads the environment variables ``RANK`` and ``WORLD_SIZE`` instead.
     """
 
     @property
@@ -53,11 +53,11 @@ class RankEnvironment(LightningEnvironment):
 
     @override
     def teardown(self) -> None:
-        """Leaves the variables as they are: the agent set them, and a second fit needs them."""
+        """Keeps the environment variables with ranks, which a second fit in the process needs."""
 
 
 def check_ranks(environment: ClusterEnvironment, *, nodes: int, devices: int) -> None:
-    """Refuses a number of ranks other than the one that the Trainer is configured for."""
+    """Raises a ConfigError unless ``nodes * devices`` ranks run; an agent's nodes may differ."""
     running = environment.world_size()
     unequal = (
         nodes > 1
@@ -66,22 +66,23 @@ def check_ranks(environment: ClusterEnvironment, *, nodes: int, devices: int) ->
     )
     if running != nodes * devices and not unequal:
         raise ConfigError(
-            f"the Trainer has devices={devices} and num_nodes={nodes}, but {running} ranks run",
-            remedy="start as many ranks as the Trainer has devices; all Trainers of a script that "
-            "starts ranks need the same number of devices",
+            f"the Trainer has devices={devices} and num_nodes={nodes}, but the number of running "
+            f"ranks is {running}",
+            remedy="start devices * num_nodes ranks; if a Trainer of the script has started them, "
+            "give all its Trainers the same number of devices",
         )
 
 
 _Value = TypeVar("_Value")
 _RANK_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE")
-"""Environment variables that give a process its rank."""
+"""Environment variables with a process's rank and the address at which ranks meet."""
 
 
 class SlowedSteps(Strategy):
-    """Slows all steps down by pauses; their results stay the same.
+    """A strategy whose steps end with a pause, as on a slower device; results stay the same.
 
-    An optimizer's step calls the training step and the backward pass in a closure; each of these
-    nested blocks pauses for its own time.
+    An optimizer's step calls the training step and the backward pass in a closure; each of the
+    three pauses in proportion to its own computing time only.
     """
 
     slowdown: Slowdown
@@ -101,7 +102,8 @@ class SlowedSteps(Strategy):
 class RankedStrategy(SlowedSteps, DDPStrategy):
     """Base class of all strategies with several ranks.
 
-    After a Trainer with one device the process is as before, so its next Trainer may have several.
+    A Trainer with one device leaves neither a process group nor environment variables behind, so
+    the next Trainer in the process may have several devices.
     """
 
     def __init__(self, *, timeout_s: float, slowdown: float = 1.0, **options: Any) -> None:
@@ -148,7 +150,7 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         atexit.register(process_group.leave)
 
     def join(self) -> None:
-        """Joins the group of all ranks, which listens only on interfaces that its hosts need."""
+        """Joins the process group of all ranks; those of a single host meet on its loopback."""
         environment = self.cluster_environment
         assert environment is not None
         # Unless a launcher gives an address, ranks of one host meet on its loopback interface.
@@ -202,11 +204,11 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
 
 
 def exit_if_blocked(error: BaseException, *, blocked: Callable[[], bool]) -> None:
-    """At exit, ends the process with ``os._exit`` if its network threads are ``blocked`` then.
+    """Makes the process end with ``os._exit`` if ``blocked()`` is true when it exits.
 
-    Such threads cannot be ended, and Python's own clean-up would abort in them. Other functions
-    registered with ``atexit`` run first. The exit status is that of ``error``, even if the script
-    has caught it: the status of a later ``sys.exit`` is unknown at that point.
+    ``blocked`` tells whether network threads hang: they cannot be ended, and would make Python
+    abort when it shuts down. Functions of ``atexit`` run first. The exit status is that of
+    ``error``, even if the script has caught it: that of a later ``sys.exit`` is unknown then.
     """
     status = 1
     if isinstance(error, KeyboardInterrupt):

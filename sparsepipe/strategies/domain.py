@@ -1,8 +1,8 @@
 """Domain parallelism: domains, with their private encoders and loaders, are spread over ranks.
 
 A LightningModule is written as for one device, like :class:`sparsepipe.models.DomainSeparation`.
-Its domains exchange data through its ``exchange``, which this strategy replaces. While a Trainer
-runs, each rank frees the private parameters of other ranks' domains.
+Its domains exchange data through the object given to its method ``use``, which the strategy calls.
+While a Trainer runs, each rank frees the private parameters of other ranks' domains.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class OwnDomains(ModulePart):
-    """The part of a module that a rank holds: shared parts, and private ones of its own domains."""
+    """A rank's part of a module: what all domains share, and what its own domains have apart."""
 
     def __init__(
         self, module: pl.LightningModule, placement: Placement, rank: int, grid_size: int
@@ -51,12 +51,12 @@ class OwnDomains(ModulePart):
         self._emptied: dict[str, torch.Size] = {}
 
     def holds(self, name: str) -> bool:
-        """Whether this rank holds a parameter or buffer."""
+        """Returns whether this rank holds the parameter or buffer called ``name``."""
         domain = self.domains.get(name)
         return domain is None or self._unit in self._placement.ranks_of(domain)
 
     def source(self, name: str) -> int:
-        """The first rank with a parameter's domain; for a shared one, a rank that trains it."""
+        """Returns the first rank that trains the parameter, or updates the buffer, ``name``."""
         unit, last = 0, self._placement.loss_rank
         if (domain := self.domains.get(name)) is not None:
             unit = self._placement.ranks_of(domain)[0]
@@ -65,7 +65,7 @@ class OwnDomains(ModulePart):
         return unit * self._grid_size
 
     silent = nullcontext
-    """Context in which our own code may read parameters; here any code may."""
+    """Context in which SparsePipe's own code may read parameters; here, any code always may."""
 
     @torch.no_grad()
     def prune(self) -> None:
@@ -89,20 +89,20 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     """Trains a domain separation network whose domains are spread over ranks.
 
     With as many ranks as domains, each rank has one; with fewer, ranks have several; with more,
-    domains have replicas, which share their samples as in data parallelism. A data module's
-    batches must have only the domains in ``trainer.strategy.domains``. With a ``grid``, the ranks
-    of a grid share each sample (:mod:`sparsepipe.spatial`), and "rank" here means a grid of ranks.
+    domains have replicas, which share their samples as in data parallelism. On each rank, the data
+    module's batches must have only the domains in ``trainer.strategy.domains``. With a ``grid``,
+    its ranks share each sample (:mod:`sparsepipe.spatial`), and "rank" here means such a grid.
 
     Args:
-        roles: ``equal``: every rank gathers the codes of all and computes the losses. ``separate``:
-            the last rank has decoder, head, discriminator and losses instead of a domain (Tsaris
-            and Hinkle, Multi-DSN).
+        roles: ``equal``: every rank gathers the codes of all ranks and computes the losses.
+            ``separate``: the last rank has no domain, but decoder, head, discriminator and losses
+            (Tsaris and Hinkle, Multi-DSN).
         grid: number of shards along each of the last dimensions of samples; None: whole samples.
 
     Other arguments are those of :class:`sparsepipe.strategies.DataParallelStrategy`.
 
     Attributes:
-        placement: which rank, or grid of ranks, has which domains; None before a Trainer runs.
+        placement: which rank (or grid of ranks) has which domains; None before a Trainer runs.
         domains: names of this rank's domains; None before a Trainer runs.
 
     Raises:
@@ -129,7 +129,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
             timeout_s=timeout_s,
         )
         if roles not in ("equal", "separate"):
-            raise ConfigError(f"roles={roles!r} is unknown", remedy="choose equal or separate")
+            raise ConfigError(f"roles={roles!r} is not valid", remedy="choose equal or separate")
         self._roles: Roles = roles
         self._shape = None if grid is None else tuple(grid)
         self._size = math.prod(self._shape or (1,))  # number of ranks that share a sample
@@ -159,16 +159,16 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         wanted = ("domains", "use", "parts_of_domains")
         if missing := [name for name in wanted if not hasattr(module, name)]:
             raise ConfigError(
-                f"{type(module).__name__} has no {missing[0]}, so there are no domains to spread "
-                "over ranks",
+                f"{type(module).__name__} has no attribute {missing[0]!r}, so its domains cannot "
+                "be spread over ranks",
                 remedy="choose a model with domains (model=dsn_2d, dsn_3d or dsn_sparse), or "
                 "another strategy",
             )
         if self.world_size % self._size:
             raise ConfigError(
-                f"a grid of {' x '.join(map(str, self._shape or ()))} does not fit "
-                f"{self.world_size} ranks",
-                remedy="make the number of devices a multiple of the grid's shards",
+                f"the number of ranks is {self.world_size}, not a multiple of the {self._size} "
+                f"that a grid of {' x '.join(map(str, self._shape or ()))} needs",
+                remedy=f"set the number of devices to a multiple of {self._size}",
             )
         units = self.world_size // self._size
         self.placement = Placement(tuple(module.domains), units, self._roles)  # type: ignore[arg-type]
@@ -220,7 +220,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     def _connect(
         self, module: pl.LightningModule, part: OwnDomains, placement: Placement, *, fitting: bool
     ) -> None:
-        """Makes the process groups and the module's exchange, and prepares to average gradients."""
+        """Makes the process groups, the module's exchange and what averages the gradients."""
         unit, encoders, last = self._unit, range(placement.encoders), placement.loss_rank
         replicas = [placement.ranks_of(name) for name in placement.domains]
         self._ranks = Ranks(
@@ -253,11 +253,11 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         self._averages = [(Replicas(group, shared), shared), (Replicas(of_domains, own), own)]
 
     def _group(self, units: Iterable[Iterable[int]], *, by_place: bool = False) -> Any:
-        """Makes a process group of each set of ``units``, which are ranks or grids of ranks, and
-        returns this rank's; None if it is alone.
+        """Makes a process group of each set in ``units``, which number ranks or grids of ranks, and
+        returns this rank's group; None if it would have no other rank.
 
-        ``by_place``: a set of grids gets one group for each place in a grid, since a rank exchanges
-        codes with those in the same place of other grids.
+        ``by_place``: makes several groups of a set of grids, each with the ranks that have the same
+        coordinates in their grids, since these exchange codes.
         """
         size, groups = self._size, []
         for each in (list(each) for each in units):
@@ -271,7 +271,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
 
     @override
     def process_dataloader(self, dataloader: object) -> object:
-        """Makes data sets that can read parts of samples read only this rank's shards."""
+        """Returns the loader; if its data set can read shards, from now on it reads this rank's."""
         data = getattr(dataloader, "dataset", None)
         is_empty = isinstance(data, list) and not any(data)  # minibatches without domains
         if self._shards is not None and not is_empty:
@@ -301,7 +301,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Context in which gradients add up; the next backward outside of it averages them."""
+        """Context in which gradients add up, unaveraged until the next backward pass outside it."""
         self._waits_for_more = True
         try:
             yield
@@ -336,7 +336,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
 
     @override
     def on_validation_start(self) -> None:
-        """Broadcasts shared parts if the last rank alone trains decoder, head and discriminator."""
+        """Broadcasts shared parameters and buffers if only some of the ranks train each of them."""
         module, placement = self.lightning_module, self.placement
         assert module is not None
         assert placement is not None
@@ -379,12 +379,13 @@ def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
     if synchronises_norm:
         raise ConfigError(
             "trainer.sync_batchnorm=true cannot be combined with domain parallelism",
-            remedy="choose with model.norm what norms normalise over: domain or all",
+            remedy="set trainer.sync_batchnorm=false; model.norm=all normalises over all domains, "
+            "model.norm=domain over each",
         )
     if str(trainer.precision) in ("16-mixed", "16"):
         raise ConfigError(
-            f"precision={trainer.precision} scales the loss on each rank separately, but ranks "
-            "hold different parameters",
+            f"precision={trainer.precision} scales the loss on each rank by a factor of its own, "
+            "but domain parallelism needs the same on all",
             remedy="choose bf16-mixed or 32-true",
         )
 

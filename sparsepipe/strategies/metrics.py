@@ -1,4 +1,4 @@
-"""Reads and merges states of torchmetrics, which are equal on all ranks after a drain."""
+"""Merges the states of torchmetrics' metrics, so that a drain leaves equal ones on all ranks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from torchmetrics.utilities import (
 from sparsepipe.errors import ConfigError
 
 State = dict[str, Any]
-"""A metric's states by name, and ``"updates"``, the number of its updates."""
+"""A metric's states by name, and under ``"updates"`` the number of its updates."""
 
 
 def state_of(metric: Metric) -> State:
-    """Returns the state of a metric, on the CPU."""
+    """Returns the state of a metric, copied to the CPU."""
     values = {
         name: pytree.tree_map_only(Tensor, lambda t: t.detach().cpu(), getattr(metric, name))
         for name in metric._defaults
@@ -44,7 +44,7 @@ def set_last_result(metric: Metric, value: Any) -> None:
 
 
 def set_state(metric: Metric, state: State) -> None:
-    """Sets the state of a metric, on its device, and drops its computed value."""
+    """Copies ``state`` to the metric's device and drops the value that it has computed."""
     for name in metric._defaults:
         value = pytree.tree_map_only(Tensor, lambda t: t.to(metric.device).clone(), state[name])
         setattr(metric, name, value)
@@ -53,7 +53,7 @@ def set_state(metric: Metric, state: State) -> None:
 
 
 def merged_states(metric: Metric, states: Sequence[State]) -> State | None:
-    """Merges states of a metric into one; returns None if it has no rule for merging them."""
+    """Merges several ranks' states; None if a ``dist_reduce_fx`` is not one of torchmetrics'."""
     if len(states) == 1:
         return states[0]
     result: State = {"updates": sum(state["updates"] for state in states)}
@@ -75,7 +75,7 @@ _OF_STACKED: tuple[Any, ...] = (dim_zero_sum, dim_zero_mean, dim_zero_max, dim_z
 
 
 class Metrics:
-    """The metrics of a module: attributes of it and of its children."""
+    """The metrics among a module and its submodules."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -90,7 +90,7 @@ class Metrics:
         self._stale: set[str] = set()
 
     def synchronise(self, on: bool) -> None:
-        """Restores the metrics' own synchronisation if ``on``, else turns it off."""
+        """Turns the metrics' own synchronisation over ranks off; if ``on``, back to what it was."""
         for name, metric in self._metrics.items():
             found = self._synchronising[name] if on else (False, False)
             metric.sync_on_compute, metric.dist_sync_on_step = found
@@ -98,9 +98,8 @@ class Metrics:
 
     @contextmanager
     def tracking(self) -> Iterator[None]:
-        """Context that records which metrics are updated.
-
-        A drain gives all replicas the merged states, from which only the first one continues.
+        """Context that records which metrics are updated. After a drain all replicas have merged
+        states: the first continues from them, the others from reset ones, to count nothing twice.
         """
         merged: dict[str, State] = {}
         for name in self._stale:
@@ -125,7 +124,7 @@ class Metrics:
         self._stale -= updated
 
     def take_updated(self) -> dict[str, State]:
-        """Returns, by name, the states of metrics updated since the last call, on the CPU."""
+        """Returns, by name, the states (on the CPU) of metrics updated since the last call."""
         updated, self._updated = self._updated, set()
         for parent, child in self._module.named_modules():
             members = {name for name in self._metrics if name.startswith(f"{parent}.")}
@@ -135,9 +134,8 @@ class Metrics:
         return {name: state_of(self._metrics[name]) for name in sorted(updated)}
 
     def merge(self, parts: Sequence[Mapping[str, State]], *, replica: int | None) -> None:
-        """Merges the states (:meth:`take_updated`) of the last stage's replicas, and sets them.
-
-        ``replica`` is the number of this rank's replica of the last stage; None in other stages.
+        """Sets the metrics to the merged ``parts``, from :meth:`take_updated` on the last stage's
+        replicas. ``replica``: this rank's index among these replicas; None in other stages.
         """
         names = {name for part in parts for name in part}
         for name in sorted(names):
@@ -146,8 +144,8 @@ class Metrics:
             merged = merged_states(metric, states)
             if merged is None:
                 raise ConfigError(
-                    f"the states of {name} ({type(metric).__name__}) cannot be merged over the "
-                    "replicas of the last stage",
+                    f"the replicas of the last stage cannot merge the states of {name} "
+                    f"({type(metric).__name__}), whose dist_reduce_fx is not one of torchmetrics'",
                     remedy="give the last stage one replica, as in config='2-1'",
                 )
             set_state(metric, merged)

@@ -1,4 +1,4 @@
-"""Cuts batches over a grid of ranks, which all read whole samples, or each only its part."""
+"""Cuts batches into shards for a grid of ranks, each of which reads whole samples or its shards."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sparsepipe.spatial.shard import shard_of
 from sparsepipe.spatial.spatialize import has_sizes, sample_sizes
 
 _COMPARED = 4099
-"""Approximate number of elements per tensor by which ranks compare their batches."""
+"""Approximate number of elements of each tensor that ranks compare."""
 
 
 def stage_of(module: pl.LightningModule | None) -> str:
-    """Returns the name of the Trainer's running stage; a sanity check counts as validation."""
+    """Returns the Trainer's running stage, such as "train"; a sanity check counts as "validate"."""
     assert module is not None
     stage = module.trainer.state.stage
     return str(RunningStage.VALIDATING if stage == RunningStage.SANITY_CHECKING else stage)
@@ -48,8 +48,8 @@ class SampleShards:
         sizes = tuple(data.sample_sizes) if readable else None
         if self._parts.setdefault(stage, sizes) != sizes:
             raise ConfigError(
-                "loaders of one stage differ in the sizes of their samples, or in whether they can "
-                "read parts of them",
+                f"the loaders to {stage} with differ in the sizes of their samples, or in whether "
+                "they can read parts of them",
                 remedy="use data sets of the same kind and sample size",
             )
         if sizes is not None:
@@ -59,7 +59,7 @@ class SampleShards:
             self._readers.append((data, sizes))
 
     def cut(self, batch: Any, stage: str) -> Any:
-        """Returns the batch with its sample, and other tensors of its spatial sizes, as shards."""
+        """Returns the batch with its samples, and tensors with their spatial sizes, as shards."""
         grid, read_in_parts = self._grid, self._parts.get(stage)
         sizes = sample_sizes(batch, grid)
         leaves, spec = pytree.tree_flatten(batch)
@@ -69,7 +69,7 @@ class SampleShards:
         if read_in_parts and not whole:
             raise ConfigError(
                 "a batch whose samples are read in parts does not tell which samples it has",
-                remedy="add their positions in the data set to the batch, as 'index'",
+                remedy="add their indices in the data set to the batch, as 'index'",
             )
         self._agree(whole, [tuple(leaf.shape[: -grid.dimensions]) for leaf in parts])
         dims, full = range(-grid.dimensions, 0), read_in_parts or sizes
@@ -81,7 +81,7 @@ class SampleShards:
         return pytree.tree_unflatten(leaves, spec)
 
     def _agree(self, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Checks that the ranks of a grid read the same batch, and gives them one random state.
+        """Checks that the ranks of a grid read the same batch; gives them rank 0's random state.
 
         They compare ``shapes``, and the shapes, dtypes and evenly spread elements of ``tensors``.
         """
@@ -102,7 +102,7 @@ class SampleShards:
             raise ConfigError(
                 "ranks that share samples have read different batches",
                 remedy="make a batch depend only on the seed, the epoch and its number; give your "
-                "own sampler the number of readers in Trainer.distributed_sampler_kwargs",
+                "own sampler the arguments in Trainer.distributed_sampler_kwargs",
             )
         if len({state for state, _ in everyone}) > 1:  # a rank drew on its own, say in a callback
             first = self._gather(state.view(torch.int64).tolist())[0]

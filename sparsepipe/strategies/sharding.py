@@ -34,10 +34,10 @@ _GATHERING = "putting the stages' states together"
 
 
 class ShardedOptimizer:
-    """Reduces the whole module's optimizer in place to this rank's parameters, ``owned`` (ids).
+    """Reduces ``optimizer`` in place to the parameters with ids in ``owned``: those of this rank.
 
     Attributes:
-        whole: all parameters of the whole optimizer, in its order; those of other ranks are empty.
+        whole: all parameters that it had before, in order; those of other ranks are empty tensors.
     """
 
     def __init__(self, optimizer: Optimizer, *, owned: Collection[int]) -> None:
@@ -63,7 +63,7 @@ class ShardedOptimizer:
         optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def collect(self, *, given: Collection[int]) -> State:
-        """Returns the whole optimizer's state on rank 0, else this rank's; all ranks must call it.
+        """Returns the whole optimizer's state on rank 0, this rank's on others; a collective call.
 
         ``given``: ids of the parameters whose state this rank sends.
         """
@@ -83,7 +83,7 @@ class ShardedOptimizer:
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def restore(self, state: Mapping[int, Any]) -> None:
-        """Makes the optimizer whole again: adds the ``state`` of parameters of other ranks."""
+        """Gives the optimizer all parameters again; ``state`` is that of :meth:`collect`."""
         for group, parameters in zip(self.optimizer.param_groups, self._groups, strict=True):
             group["params"] = list(parameters)
         for number, parameter in enumerate(self.whole):
@@ -114,12 +114,12 @@ class ShardedOptimizer:
 class GlobalNorm:
     """Clips gradients by their norm over all ranks, bit for bit as one process does; collective.
 
-    Ranks exchange the norm of each parameter's gradient, and combine them as
+    Ranks exchange the norm of each parameter's gradient, and combine these as
     ``torch.nn.utils.clip_grad_norm_`` does, in the order of the whole optimizer.
 
     Args:
         parameters: all parameters of the whole optimizer, in its order.
-        given: ids of the parameters whose norms this rank sends; exactly one rank sends each.
+        given: ids of the parameters whose norms this rank sends; exactly one rank sends each norm.
     """
 
     def __init__(self, parameters: Sequence[Tensor], *, given: Collection[int]) -> None:
@@ -129,7 +129,7 @@ class GlobalNorm:
 
     @contextmanager
     def clipping(self, precision: Precision) -> Iterator[None]:
-        """Context in which ``precision`` clips by this norm."""
+        """Context in which ``precision`` clips by the norm over all ranks."""
         vars(precision)["clip_grad_by_norm"] = partial(self._clip, precision)
         try:
             yield
@@ -144,7 +144,7 @@ class GlobalNorm:
                 f"a parameter of shape {tuple(unknown[0].shape)} was added to the optimizer after "
                 "the run began, but other ranks must know it to clip gradients",
                 remedy="give the optimizer all parameters in configure_optimizers, with lr=0 "
-                "for those that are to learn later",
+                "for those that are not to learn yet",
             )
         norms_P2 = torch.zeros(len(self._dtypes), 2, dtype=torch.float64)  # norm, 1 if it is given
         given = [(self._numbers[id(p)], grad) for p, grad in mine if id(p) in self._given]
@@ -170,7 +170,7 @@ class ModulePart:
 
     ``holds`` tells whether this rank holds the named parameter or buffer, ``source`` which rank
     sends it to others. ``prune`` frees what this rank does not hold, ``unprune`` allocates it
-    again, filled with NaN. Our own code reads parameters within ``silent``.
+    again, filled with NaN. Within ``silent``, SparsePipe's own code may read parameters.
     """
 
     holds: Callable[[str], bool]
@@ -184,9 +184,9 @@ _Part = TypeVar("_Part", bound=ModulePart)
 
 
 class ShardedModule(Generic[_Part]):
-    """Gives every rank a module's values on rank 0, then keeps only this rank's part.
+    """Gives every rank the module's values on rank 0, then frees all but this rank's part.
 
-    All methods are collective: every rank must call them.
+    Every rank must make it, and call each of its methods.
 
     Attributes:
         optimizer: the sharded optimizer; None if nothing is trained.
@@ -211,7 +211,7 @@ class ShardedModule(Generic[_Part]):
         self.norm = GlobalNorm(parameters, given=self.given)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the module's state, by the names of one process: whole on rank 0, else a part."""
+        """Returns the state of the whole module on rank 0, of this rank's part on others."""
         with self.part.silent():
             local = self._module.state_dict()
         mine = {
@@ -231,7 +231,7 @@ class ShardedModule(Generic[_Part]):
     def fill(self) -> None:
         """Gives every rank the values of the whole module, after :meth:`ModulePart.unprune`.
 
-        The optimizer becomes whole too, so that a script can save it after a run.
+        The optimizer gets all its parameters and states too, for scripts that save it after a run.
         """
         named = [*self._module.named_parameters(), *self._module.named_buffers()]
         sources = {name: self.part.source(name) for name, _ in named}
@@ -243,7 +243,7 @@ class ShardedModule(Generic[_Part]):
 
 
 class ShardedCheckpoints(Strategy):
-    """Saves the whole module and optimizer, and loads this rank's part of them."""
+    """A strategy that saves the whole module and optimizer, but loads only this rank's part."""
 
     _sharded: ShardedModule[Any] | None = None
 

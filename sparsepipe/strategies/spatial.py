@@ -1,7 +1,7 @@
 """Spatial parallelism: each sample is cut over a grid of ranks; each grid reads its own batches.
 
 A LightningModule is written as for one device. In its hooks a batch's tensors are shards
-(:class:`sparsepipe.spatial.Shard`), whose shapes are those of the whole, and losses are those of
+(:class:`sparsepipe.spatial.Shard`) that report the shapes of whole samples, and losses are those of
 whole samples. All ranks of a grid compute the same loss, so that DDP's mean of the gradients of all
 ranks is the gradient of that loss.
 """
@@ -124,12 +124,12 @@ class SpatialStrategy(DataParallelStrategy):
         if internals.synchronises_batch_norm(self):
             raise ConfigError(
                 "trainer.sync_batchnorm=true cannot be combined with samples cut over a grid",
-                remedy="leave it out: batch norms already normalise over whole samples",
+                remedy="leave it out: batch norms already normalise over the grid's whole batch",
             )
         if internals.is_compiled(module):
             raise ConfigError(
-                f"{type(module).__name__} is compiled as a whole, so that its layers cannot be "
-                "replaced by rules for shards",
+                f"{type(module).__name__} is compiled as a whole, so its layers cannot be replaced "
+                "by rules for shards",
                 remedy="train the module that it was compiled from",
             )
         shape = self._shape
@@ -169,7 +169,7 @@ class SpatialStrategy(DataParallelStrategy):
 
     @override
     def process_dataloader(self, dataloader: object) -> object:
-        """Makes a data set that can read parts of samples read only this rank's shards."""
+        """Returns the loader; if its data set can read shards, from now on it reads this rank's."""
         assert self._shards is not None
         self._shards.read(dataloader, stage_of(self.lightning_module))
         return dataloader
@@ -218,22 +218,22 @@ class SpatialStrategy(DataParallelStrategy):
 
 
 def check_grid(grid: Sequence[int] | Literal["auto"], *, replicas: int, ranks: int) -> None:
-    """Checks that replicas of a grid use all ranks.
+    """Checks that ``replicas`` grids use all ranks.
 
     Raises:
-        ConfigError: some ranks are left over or missing, or a grid has only one rank.
+        ConfigError: some ranks are left over or missing, or each grid has only one of several.
     """
     size = None if grid == "auto" else math.prod(map(int, grid))
     text = "a grid" if grid == "auto" else f"a grid of {' x '.join(map(str, grid))}"
     if replicas < 1 or ranks % replicas or size not in (None, ranks // replicas):
         raise ConfigError(
-            f"{text} with replicas={replicas} does not fit {ranks} ranks",
+            f"{text} with replicas={replicas} does not fit the number of ranks, {ranks}",
             remedy="make the product of the grid's shards and replicas the number of devices",
         )
     if ranks == replicas and ranks > 1:
         raise ConfigError(
             f"replicas={replicas} leaves only one rank for each grid",
-            remedy="choose data parallelism: parallel=dp",
+            remedy="use fewer replicas, or choose data parallelism: parallel=dp",
         )
 
 

@@ -28,12 +28,12 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 LoggedValue = _ResultMetric
-"""A value that steps log, with its sums over the epoch."""
+"""A value that ``self.log`` logs, with its sums over the epoch."""
 
 _EVALUATING = (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING, RunningStage.TESTING)
 _BATCH_HOOKS = ("_on_before_batch_transfer", "_apply_batch_transfer_handler")
 ACCUMULATED = ("value", "cumulated_batch_size", "_update_count", "has_reset", "_forward_cache")
-"""Attributes with a logged number's sums; Lightning makes new tensors, so old ones stay valid."""
+"""Attributes with a LoggedValue's sums. Lightning never changes them in place: copies are cheap."""
 move_optimizer = _optimizer_to_device
 """Moves an optimizer's state, except for step counters, to a device."""
 process_group_exists = _distributed_is_initialized
@@ -44,13 +44,13 @@ process_group_exists = _distributed_is_initialized
 
 
 def run_failed(module: pl.LightningModule | None) -> bool:
-    """Whether the last run of a module's Trainer failed; also true if it has no Trainer."""
+    """Returns whether the last run of a module's Trainer failed, or the module has no Trainer."""
     trainer = None if module is None else module._trainer
     return trainer is None or trainer.state.status == TrainerStatus.INTERRUPTED
 
 
 def is_compiled(module: pl.LightningModule) -> bool:
-    """Whether ``torch.compile`` was applied to the whole module."""
+    """Returns whether ``torch.compile`` was applied to the whole module."""
     return getattr(module, "_compiler_ctx", None) is not None
 
 
@@ -76,7 +76,7 @@ def actual_device(module: pl.LightningModule) -> Iterator[torch.device]:
 
 
 logged_values: Callable[[pl.Trainer], Any] = attrgetter("_results")
-"""Values logged in the running loop: a :data:`LoggedValue` by key; None outside of loops."""
+"""Values logged in the running loop, by key (:data:`LoggedValue`); None outside of loops."""
 training_values: Callable[[pl.Trainer], Mapping[str, LoggedValue]] = attrgetter(
     "fit_loop.epoch_loop._results"
 )
@@ -87,7 +87,7 @@ current_hook: Callable[[pl.LightningModule], str | None] = attrgetter("_current_
 
 @contextmanager
 def logging_hook(module: pl.LightningModule, hook: str) -> Iterator[None]:
-    """Context in which ``self.log`` assigns values to ``hook``, as if it had run last.
+    """Context in which ``self.log`` assigns values to ``hook``, as if no other had run since.
 
     Otherwise Lightning would reset the epoch's sums.
     """
@@ -120,7 +120,7 @@ loaders_of: Callable[[Any], list[Any]] = attrgetter("_combined_loader.flattened"
 reading_mode: Callable[[Any], str] = attrgetter("_combined_loader._mode")
 """``"sequential"`` for a loop that reads one loader after the other, not all side by side."""
 has_read_all: Callable[[Any], bool] = attrgetter("_data_fetcher.done")
-"""Whether a loop's running batch is its last."""
+"""Whether a loop has read its last batch, the running one."""
 optimizer_steps: Callable[[pl.Trainer], int] = attrgetter(
     "fit_loop.epoch_loop._batches_that_stepped"
 )
@@ -130,7 +130,7 @@ optimizer_steps: Callable[[pl.Trainer], int] = attrgetter(
 def combined_batch(
     trainer: pl.Trainer, loop: Any, batches: Sequence[Any], *, device: torch.device
 ) -> Any:
-    """Combines a batch of each loader and moves it to a device, as a loop does for a step."""
+    """Combines ``batches``, one of each loader, and moves the result to a device as a loop does."""
     module, spec = trainer.lightning_module, loop._combined_loader._spec
     in_turn = reading_mode(loop) == "sequential"
     batch = batches[0] if in_turn else pytree.tree_unflatten(batches, spec)
@@ -140,7 +140,7 @@ def combined_batch(
 
 
 def ends_or_saves(trainer: pl.Trainer, step: int) -> bool:
-    """Whether the epoch ends with the running training step, or a callback saves after ``step``."""
+    """Returns whether the epoch ends with this step, or a callback saves after ``step`` steps."""
     if trainer.fit_loop.epoch_loop._num_ready_batches_reached():
         return True
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
@@ -149,7 +149,7 @@ def ends_or_saves(trainer: pl.Trainer, step: int) -> bool:
 
 
 def validation_follows(trainer: pl.Trainer) -> bool:
-    """Whether Lightning's own rule, even if it is replaced, validates after the running step."""
+    """Returns whether validation follows the running step by Lightning's rule, even if replaced."""
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     assert fetcher is not None
     return bool(type(loop)._should_check_val_fx(loop, fetcher))
@@ -164,7 +164,7 @@ def clear_restarting(trainer: pl.Trainer) -> None:
 
 
 def replace_loader_restoration(trainer: pl.Trainer, prepare: Callable[[], None]) -> None:
-    """Makes Lightning call ``prepare`` in place of restoring loaders, before it iterates them."""
+    """Makes Lightning call ``prepare`` instead of restoring loaders, before it reads from them."""
     trainer.fit_loop._load_combined_loader_states = prepare  # type: ignore[method-assign]
 
 
@@ -215,21 +215,21 @@ def restore_loops(trainer: pl.Trainer, module: pl.LightningModule) -> None:
 
 
 def goes_by_clock(owner: pl.Trainer | pl.Callback) -> bool:
-    """Whether a Trainer validates, or a callback saves checkpoints, at intervals of time."""
+    """Returns whether a Trainer validates, or a callback saves, at intervals of time."""
     names = ("_val_check_time_interval", "_train_time_interval")
     return any(getattr(owner, name, None) is not None for name in names)
 
 
 def finds_learning_rate(trainer: pl.Trainer) -> bool:
-    """Whether Lightning's learning rate finder is running.
+    """Returns whether Lightning's learning rate finder is running.
 
-    It looks at the loss of each step, and stops all ranks together.
+    The finder looks at the loss of each step, and stops all ranks together.
     """
     return any(isinstance(callback, _LRCallback) for callback in trainer.callbacks)  # type: ignore[attr-defined]
 
 
 def after_timed_step(timer: Timer, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-    """Replaces a Timer's hook after a step, so that only rank 0 looks at the clock."""
+    """Does a Timer's work after a step on rank 0 only, and without Lightning's broadcast."""
     if trainer.is_global_zero and timer._interval == Interval.step:
         left_s = timer.time_remaining()
         if left_s is not None and left_s <= 0:
@@ -240,12 +240,12 @@ def after_timed_step(timer: Timer, trainer: pl.Trainer, *_: Any, **__: Any) -> N
 
 
 def synchronises_batch_norm(strategy: DDPStrategy) -> bool:
-    """Whether the Trainer was given ``sync_batchnorm=True``."""
+    """Returns whether the Trainer was given ``sync_batchnorm=True``."""
     return strategy._layer_sync is not None
 
 
 def resolve_process_group_backend(strategy: DDPStrategy) -> str:
-    """Returns a strategy's process group backend, given or by default, and stores it there."""
+    """Returns a strategy's process group backend; stores the default if the user gave none."""
     strategy._process_group_backend = strategy._get_process_group_backend()
     return strategy._process_group_backend
 
@@ -255,9 +255,7 @@ accelerator_connector: Callable[[pl.Trainer], Any] = attrgetter("_accelerator_co
 
 
 def unpad_evaluation_samplers(trainer: pl.Trainer) -> None:
-    """Makes Lightning's samplers for validation and test end with their data, so that each sample
-    counts once.
-    """
+    """Makes Lightning's samplers for validation and test repeat no sample, so each counts once."""
     connector = trainer._data_connector
 
     def resolve(loader: DataLoader[Any], shuffle: bool, mode: RunningStage | None = None) -> Any:

@@ -22,7 +22,7 @@ from sparsepipe.strategies.pipeline.staged import StagedStrategy
 
 
 class AsynchronousPipeline(Pipeline):
-    """A pipeline to which minibatches return one by one."""
+    """A pipeline whose worker reports each minibatch as soon as it has come back."""
 
     def done(self, minibatch: int, *, loss: Tensor, logs: Logs) -> None:
         self.loss = loss
@@ -30,29 +30,29 @@ class AsynchronousPipeline(Pipeline):
 
 
 class PipelineStrategy(StagedStrategy):
-    """Splits one ``nn.Sequential`` of any LightningModule by layers over ranks.
+    """Splits the layers of one ``nn.Sequential`` of any LightningModule over ranks.
 
     The module's steps are written as for one device and call the Sequential once. Stages
-    work on different minibatches at the same time; each stage updates after every backward
-    (PipeDream's 1F1B with weight stashing), so that gradients of early stages are some
-    updates old. One Lightning step is one minibatch for each replica of stage 0. The pipeline is
-    empty before validation, before checkpoints and at the end of each epoch. With one device a run
-    is that of a plain Trainer, bit for bit; ``docs/pipeline.md`` lists the other differences.
+    work on different minibatches at the same time; each stage updates after every backward pass
+    (PipeDream's 1F1B with weight stashing), so gradients of early stages are some updates old. In
+    one Lightning step, a minibatch enters each replica of stage 0. The pipeline is empty before
+    validation, before checkpoints and at the end of each epoch. With one device a run is that of a
+    plain Trainer, bit for bit; ``docs/pipeline.md`` lists what differs with several.
 
     Args:
         config: number of replicas of each stage, such as "2-1"; by default one device per stage.
-        cuts: number of the first layer of each stage but the first; by default computed.
+        cuts: index of the first layer of each stage but the first; by default from ``balance``.
         grids: for each stage, the shape of the grid of ranks that share each sample (spatial
             parallelism), such as [None, [1, 2]]; None for a stage of one device, or of replicas.
             A grid counts as one replica in ``config``.
-        balance: what is shared evenly by stages without ``cuts``: ``flops`` of a batch's forward
+        balance: what stages share evenly if there are no ``cuts``: ``flops`` of a batch's forward
             pass, ``parameters`` or ``layers``.
-        layers: name of the Sequential; by default ``layers``, or the only one.
-        mode: which weights a minibatch uses: ``stash``, ``vertical_sync``, ``spectrain`` or
-            ``none``.
-        predict_backward: whether SpecTrain predicts weights for backward passes too, and for both
-            passes those at the minibatch's return to stage 0 instead of those at its own update
-            (see :func:`~sparsepipe.schedule.versions.until_return`).
+        layers: dotted name of the Sequential; by default the one called ``layers``, or the only
+            one.
+        mode: which weights a minibatch uses (:class:`sparsepipe.runtime.weights.Mode`).
+        predict_backward: whether SpecTrain predicts weights for backward passes too. Both passes
+            then use a prediction for the time at which the minibatch is back at stage 0, not for
+            its own update (see :func:`~sparsepipe.schedule.versions.until_return`).
         send_input: whether the last stage also gets the input of the layers, for steps that use
             it for more than calling them.
         keyed_randomness: whether random draws in a layer depend only on (seed, minibatch, layer),
@@ -61,7 +61,7 @@ class PipelineStrategy(StagedStrategy):
         process_group_backend: ``gloo`` (the default, also for CUDA) or ``nccl``.
         direct: whether tensors go from device to device over NCCL; every rank needs a CUDA device.
         slowdown: factor, at least 1, by which pauses slow this rank's device down.
-        cluster_environment: tells this process its rank; by default ``RankEnvironment``.
+        cluster_environment: gives this process its rank; by default ``RankEnvironment``.
     """
 
     strategy_name = "sparsepipe_async"

@@ -1,7 +1,7 @@
 """Data loaders of equal length for every rank.
 
 Only stage 0 reads batches. Every rank goes through the same number of steps, with a stand-in
-for the batch on ranks that do not read, or have read all of theirs.
+for the batch on ranks that do not read, or have read all their batches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LENGTHS = "lengths_of_readers"
 
 @dataclass(slots=True, eq=False)  # Lightning refuses frozen data classes
 class RemoteBatch:
-    """Stands in for a batch that another rank reads, in the hooks of all other ranks."""
+    """Stands in for the batch of a step, in hooks, on a rank that reads none in that step."""
 
     size: Tensor = field(default_factory=lambda: torch.tensor(1))
     """A scalar, which Lightning counts as one sample when hooks log values of this batch."""
@@ -40,7 +40,7 @@ REMOTE_BATCH = RemoteBatch()
 
 
 class Padded:
-    """A loader and stand-ins, ``length`` batches in all; only stand-ins unless it ``reads``."""
+    """Pads a loader to ``length`` batches with stand-ins; without ``reads``, yields only these."""
 
     def __init__(self, loader: Iterable[Any], length: int, *, reads: bool = True) -> None:
         self.loader, self.reads = loader, reads
@@ -64,24 +64,24 @@ class Padded:
 
 
 def adapt_loader(loader: Any, *, reader: int | None) -> Any:
-    """Adapts a loader to this rank; every rank must call this, in the same order.
+    """Returns the loader, padded with stand-ins if others of its ranks have more batches.
 
-    ``reader`` is the number of this rank's replica of stage 0; None if it does not read.
+    Every rank must call this, for its loaders in the same order. ``reader`` is this rank's index
+    among the replicas of stage 0; None if it does not read.
     """
     length = sized_len(loader)
     reported = process_group.gather_objects((reader, -1 if length is None else length))
     lengths = [n for r, n in sorted((r, n) for r, n in reported if r is not None)]
     if min(lengths) < 0:
         raise ConfigError(
-            f"{type(loader).__name__} has an unknown number of batches, but a pipeline must know "
-            "when to drain",
+            f"{type(loader).__name__} has no length, but a pipeline must know when its batches end",
             remedy="use a data set with a length (no IterableDataset), or give the loader one",
         )
     longest = lengths[0]
     if lengths != sorted(lengths, reverse=True) or longest - lengths[-1] > 1:
         raise ConfigError(
-            f"the replicas of stage 0 have {', '.join(map(str, lengths))} batches: from the first "
-            "to the last, the number may fall by one at most, and never rise",
+            f"the loaders of stage 0's replicas have {', '.join(map(str, lengths))} batches, but "
+            "from the first replica to the last this number may fall once, by one, and not rise",
             remedy="use a sampler that deals batches out in turn, as DistributedSampler does",
         )
     exact = isinstance(loader, DataLoader) and not has_iterable_dataset(loader)
@@ -95,12 +95,15 @@ def adapt_loader(loader: Any, *, reader: int | None) -> Any:
 def count_minibatches(
     loaders: Sequence[Any], batch_idx: int, batch: Any, *, reader: int | None
 ) -> int:
-    """Counts the minibatches of all readers in a step, for loaders of :func:`adapt_loader`."""
+    """Returns how many ranks read a batch in step ``batch_idx`` of :func:`adapt_loader`'s loaders.
+
+    ``batch`` and ``reader`` are this rank's, to check that its loader has kept its length.
+    """
     known: list[list[int]] = [getattr(loader, _LENGTHS) for loader in loaders]
     if len(known) > 1 and any(lengths[0] != lengths[-1] for lengths in known):
         raise ConfigError(
             "several loaders are read side by side, but ranks have different numbers of batches",
-            remedy="use samplers that give each rank the same number, or one loader",
+            remedy="use samplers that give each rank equally many batches, or a single loader",
         )
     count = len(known[0])
     if len(known) == 1:
@@ -114,10 +117,10 @@ def count_minibatches(
 
 
 def has_state(loader: Any) -> bool:
-    """Whether a loader can save and restore its place."""
+    """Returns whether a loader can save and restore its position."""
     return all(callable(getattr(loader, name, None)) for name in _STATE)
 
 
 def is_remote(batch: Any) -> bool:
-    """Whether a batch is, or contains, a stand-in."""
+    """Returns whether a batch is, or contains, a :class:`RemoteBatch`."""
     return any(isinstance(leaf, RemoteBatch) for leaf in pytree.tree_leaves(batch))

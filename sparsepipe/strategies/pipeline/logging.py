@@ -1,8 +1,8 @@
 """Carries the values that a step logs from the last stage to every rank.
 
-The last stage records calls of ``self.log`` instead of executing them. Ranks log the records that
-pass them; at a drain, every rank replays all records in the order of minibatches, and then has the
-same values as one process, bit for bit.
+The last stage records calls of ``self.log`` instead of executing them. Other ranks log the records
+as minibatches come back to them; at a drain, every rank replays all records in the order of
+minibatches, and then has the same values as one process, bit for bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sparsepipe.strategies.metrics import last_result, set_last_result
 
 _LOG = inspect.signature(pl.LightningModule.log)
 _DROPPED = ("self", "name", "value", "sync_dist", "sync_dist_group", "rank_zero_only")
-"""Arguments of ``self.log`` that are kept apart, or useless as every rank has all values."""
+"""Arguments of ``self.log`` without a place in :attr:`Logged.options`; every rank logs alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class Logged:
     """One call of ``self.log``.
 
     Attributes:
-        value: the number; for a metric, what its last call returned; None if it was only updated.
-        dtype: the value's dtype if it was a tensor.
-        metric: for a metric, the name of the module's attribute.
-        options: the other arguments.
+        value: the number; for a metric, what its last call returned, or None if that is no number.
+        dtype: the value's dtype if it was a tensor, else None.
+        metric: for a metric, the dotted name of the module's attribute, else None.
+        options: the other arguments of the call.
     """
 
     name: str
@@ -61,7 +61,7 @@ class LogRecorder:
 
     @contextmanager
     def recording(self, batch: Any, *, hook: str) -> Iterator[list[Logged]]:
-        """Context in which the step ``hook`` logs into a list instead; yields the list."""
+        """Context in which the step called ``hook`` logs into a list; yields the list."""
         notes: list[Logged] = []
         really = self._module.log
         size: int | None = None  # of the batch, determined once
@@ -111,9 +111,9 @@ class LogReplay:
         self._epoch = -1
 
     def replay(self, minibatches: Iterable[Logs], *, hook: str) -> None:
-        """Replays the calls of the minibatches since the last drain, after those of earlier drains.
+        """Adds to the epoch's values at the last drain the calls of the minibatches since then.
 
-        What :meth:`append` has logged of them in the meantime is discarded.
+        What :meth:`append` has logged of these minibatches in the meantime is discarded.
         """
         trainer = self._module.trainer
         results = internals.logged_values(trainer)
@@ -132,7 +132,7 @@ class LogReplay:
                 self._sums[key] = {n: held[n] for n in internals.ACCUMULATED if n in held}
 
     def append(self, minibatches: Iterable[Logs], *, hook: str) -> None:
-        """Replays the calls of further minibatches."""
+        """Adds the calls of ``minibatches`` to what is logged already."""
         results = internals.logged_values(self._module.trainer)
         with internals.logging_hook(self._module, hook):
             for note in (note for logs in minibatches for note in logs):
@@ -171,14 +171,14 @@ _REDUCTIONS: Mapping[Any, Callable[[Sequence[float]], float]] = {
     **{"sum": sum, "max": max, "min": min},
     **{torch.sum: sum, torch.max: max, torch.min: min},
 }
-"""Reductions by ``reduce_fx``, an argument of ``self.log``, other than the mean."""
+"""What each ``reduce_fx``, an argument of ``self.log``, computes; the mean is not listed."""
 
 
 def merge_logs(parts: Sequence[tuple[int, Logs]]) -> Logs:
-    """Merges the logs of a minibatch's microbatches, each given with its number of samples.
+    """Merges the logs of a minibatch's microbatches, given as pairs (number of samples, logs).
 
-    A value is reduced over microbatches by its ``reduce_fx``, as over steps; a mean weights each
-    by its samples. Values that calls of a metric returned are averaged likewise.
+    A value's ``reduce_fx``, which Lightning applies over steps, is applied over microbatches as
+    well; a mean weights each microbatch by its samples. Values that a metric returned are averaged.
     """
     if len(parts) == 1:
         return parts[0][1]

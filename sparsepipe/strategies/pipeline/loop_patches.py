@@ -16,7 +16,7 @@ from sparsepipe.strategies.pipeline.dataloaders import is_remote
 
 
 class LoopPatches:
-    """Changes that are made at setup and undone at teardown.
+    """Changes of Lightning's loops, which the constructor makes and :meth:`undo` reverts.
 
     - Lightning's broadcasts of whether rank 0 received a signal, at each step and within the
       signal's handler, are off.
@@ -25,9 +25,9 @@ class LoopPatches:
       drains.
     - A Timer (``max_time``) does not broadcast after each step whether its time is over: rank 0
       requests a stop instead.
-    - If one rank reads, its loader stays as the user made it; if several do, Lightning's samplers
-      repeat no sample in evaluations.
-    - Stand-ins for batches do not go through the user's hooks for batches.
+    - If a single rank reads, its loader keeps the user's sampler; if several do, Lightning's
+      samplers repeat no sample in evaluations.
+    - Stand-ins for batches skip the module's hooks that transfer batches.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class LoopPatches:
                 vars(callback).pop("on_train_batch_end", None)
 
     def drain_follows(self) -> bool:
-        """Whether the pipeline must drain after this training step, as far as can be told now.
+        """Returns whether the pipeline must drain in the running training step, before its hooks.
 
-        All ranks get the same answer: this rank's own request to stop is ignored.
+        All ranks get the same answer: a stop that this rank alone requests is ignored.
         """
         trainer = self._trainer
         steps = trainer.global_step + 1
@@ -99,19 +99,19 @@ class LoopPatches:
             trainer.should_stop = trainer.should_stop or requested  # a signal's handler may set it
 
     def stop_for_all(self) -> None:
-        """Stops all ranks if one requests it; every rank must call this."""
+        """Makes all ranks stop if at least one requests it; every rank must call this."""
         requested = self._trainer.should_stop or self._stop.agreed is not None
         self._agreed = self._trainer.should_stop = bool(process_group.highest(requested))
 
     def _on_signal(self, signum: Any, _: Any) -> None:
-        """Handles a termination signal, and sends it to ranks that Lightning's launcher started."""
+        """Notes a termination signal, and sends it to ranks that Lightning's launcher started."""
         signals, launcher = internals.signals(self._trainer), self._trainer.strategy.launcher
         if not signals.received_sigterm and launcher is not None:
             launcher.kill(signum)
         signals.received_sigterm = True
 
     def _after_step(self, _: Any) -> bool:
-        """Drains if need be, and returns whether to validate; called after a step's last hook."""
+        """Drains before validations and stops; returns whether to validate. Follows all hooks."""
         trainer, signals = self._trainer, internals.signals(self._trainer)
         step = trainer.global_step
         if internals.finds_learning_rate(trainer):

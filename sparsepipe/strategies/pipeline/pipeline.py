@@ -34,17 +34,17 @@ from sparsepipe.strategies.pipeline.steps import TRAINING, ModuleSteps
 from sparsepipe.strategies.sharding import GlobalNorm
 
 MakeWorker = Callable[..., StageWorker[Any]]
-"""Makes a worker from the arguments that all workers take (:class:`StageWorker`)."""
+"""Makes a worker from the keyword arguments that all workers take (:class:`StageWorker`)."""
 
 Options = dict[str, Any]
-"""The options of one parameter group: all entries but its parameters."""
+"""The options of one parameter group, such as ``lr``: all its entries but ``params``."""
 
 
 class StageOptimizer:
-    """Runs hooks, clips gradients, and updates parameters with the options of the update's step.
+    """Updates a stage's parameters with Lightning's hooks, clipping and the options of one step.
 
     Schedulers change an optimizer's options between Lightning steps. Replicas of a stage may
-    apply the same update in different steps, and must all use the options of one step.
+    apply the same update in different steps, but must all use the options of the same step.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class StageOptimizer:
         self._options: dict[int, list[Options]] = {}
 
     def record(self, step: int) -> None:
-        """Records the present options as those of ``step``; steps count from 0 after a drain."""
+        """Records the current options as those of ``step``; steps count from 0 after a drain."""
         if step == 0:
             self._options.clear()
         self._options[step] = self._present()
 
     def apply(self, gradients: Mapping[str, Tensor | None], *, loss: Tensor, step: int) -> None:
-        """Updates the parameters with the options of ``step``, which never decreases."""
+        """Updates the parameters with the options of ``step``; forgets those of earlier steps."""
         kind = type(self._optimizer).__name__
         for name, parameter in self._parameters.items():
             parameter.grad = gradients.get(name)
@@ -82,7 +82,7 @@ class StageOptimizer:
             if calls > 1 or state() != before:
                 raise ConfigError(
                     f"{kind} evaluates the network several times or at other weights for one "
-                    "update, but in a pipeline other minibatches are under way",
+                    "update, but a pipeline computes one gradient, before the update begins",
                     remedy="use an optimizer that needs one gradient per update, such as SGD or "
                     "AdamW",
                 )
@@ -97,8 +97,8 @@ class StageOptimizer:
             for name, value in after.items():
                 if name not in options or not bool(value == options[name]):
                     raise ConfigError(
-                        f"{kind}, or a hook of its step, changes {name!r} of its groups, but in a "
-                        "pipeline each update has the options of its own Lightning step",
+                        f"{kind}, or a hook of its step, changes the option {name!r} in an update, "
+                        "but a pipeline uses the options that schedulers set for each step",
                         remedy="use an optimizer with a state for each parameter, such as SGD or "
                         "AdamW, and change options with schedulers",
                     )
@@ -123,10 +123,10 @@ def make_stage(
     recomputed: StageSpans,
     group: ProcessGroup | None,
 ) -> StageLayers:
-    """Makes a rank's stage, in which ``recomputed`` spans of layers run again in their backward.
+    """Makes a rank's stage. Its layers work on shards of samples if its devices form a grid.
 
-    The layers of a stage that is a grid work on shards of their samples; ``group`` is the process
-    group of this rank's stage.
+    ``recomputed``: for each stage, the spans of layers that run again in the backward pass;
+    ``group``: process group of this rank's stage.
     """
     number = placement.plan.stage_of(rank)
     (first, last), shape = placement.plan.stages[number].layers, placement.plan.stages[number].grid
@@ -149,13 +149,13 @@ def make_stage(
 
 
 class Pipeline:
-    """Trains and evaluates on one rank; its worker calls it back for updates and logs.
+    """Trains and evaluates on one rank; its worker calls its methods for updates and logs.
 
     Without an ``optimizer`` nothing is trained; ``norm``, if given, clips by norm in place of
     ``precision``.
 
     Attributes:
-        parameters: this rank's trainable parameters, by name.
+        parameters: this rank's trained parameters, by name.
         worker: runs this rank's share of every minibatch.
         group: process group of this rank's stage.
         loss: the loss of the last step, or minibatch, that came back to this rank.
@@ -209,10 +209,10 @@ class Pipeline:
         self._updates.apply(gradients, loss=self.loss, step=step)
 
     def note(self, kept: Iterable[tuple[Any, Any]], logs: Logs) -> None:
-        """Logs what came back in training; ranks of the last stage keep it for the next drain.
+        """Logs ``logs`` of a training step; ranks of the last stage keep ``kept`` until a drain.
 
-        ``kept`` has, for each microbatch or whole minibatch, a key by which to sort it, and a
-        tuple: number of the minibatch, number of samples, logs.
+        ``kept`` has, for each microbatch (or minibatch, if these are not cut), a pair: a key to
+        sort by, and (number of the minibatch, number of samples, logs).
         """
         if self._part.is_last:
             self._kept += kept
@@ -221,7 +221,9 @@ class Pipeline:
     # What the strategy calls.
 
     def train(self, batch: Any, arguments: tuple[Any, ...], *, count: int, number: int) -> None:
-        """Runs a Lightning step: ``count`` minibatches enter, from ``number`` of the run on."""
+        """Runs a step, in which ``count`` minibatches enter; the first is number ``number`` of the
+        run. ``arguments``: those of ``training_step`` after the batch.
+        """
         self.steps.hook, self.steps.arguments = TRAINING, arguments
         assert self._updates is not None
         with self._part.silent():
@@ -238,9 +240,9 @@ class Pipeline:
             self.worker.feed(batch, count=count, number=number)
 
     def drain(self) -> None:
-        """Finishes the minibatches under way; every rank then has all logged values.
+        """Finishes the minibatches in flight; every rank then has all logged values.
 
-        Every rank must call it. Does nothing if nothing has run since the last drain.
+        Every rank must call it. Does nothing if no training step has run since the last drain.
         """
         if not self.worker.rounds:
             return
@@ -254,10 +256,9 @@ class Pipeline:
     def evaluate(
         self, hook: str, batch: Any, arguments: tuple[Any, ...], *, count: int, predicts: bool
     ) -> Any:
-        """Sends a round of ``count`` minibatches forward.
-
-        Returns, if it ``predicts``, the result of this rank's batch; None on ranks that do not
-        read. Results of other steps are available after :meth:`end_evaluation`.
+        """Sends the ``count`` minibatches of a step forward. Returns the prediction for this rank's
+        batch if it ``predicts`` and reads batches, else None; logged values are available after
+        :meth:`end_evaluation`.
         """
         self.steps.hook, self.steps.arguments = hook, arguments
         found = self.worker.evaluate(batch, count=count, replies=predicts)
@@ -272,14 +273,14 @@ class Pipeline:
         self._replay.append(self._exchange(), hook=hook)
 
     def end(self, *, failed: bool) -> None:
-        """Closes connections to other ranks, but waits for none of them if the run ``failed``."""
+        """Closes connections to other ranks, or leaves them open if the run has ``failed``."""
         self._metrics.synchronise(True)
         if not failed:
             self.worker.network.close()
             process_group.destroy_group(self.group)
 
     def _exchange(self) -> list[Any]:
-        """Returns the logs of all minibatches, in order, and merges the metrics of all replicas."""
+        """Merges the metrics of all replicas; returns the tuples of :meth:`note`, in order."""
         mine, self._kept = self._kept, []
         replica, states = self._last_replica, self._metrics.take_updated()
         own = None if replica is None else (mine, states)

@@ -1,7 +1,7 @@
 """Reduces a module to the layers of one rank.
 
-Placeholders without parameters replace other ranks' layers, so that names stay. The memory of these
-layers is freed until the module is made whole again.
+Placeholders without parameters replace other ranks' layers, so that the names of parameters stay.
+The memory of these layers is freed until the layers are put back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ZEROING = "on_validation_model_zero_grad"
 class RemoteParameter(Tensor):
     """Stands in for a parameter that is on another rank; it has a shape, but no values.
 
-    Its shape, dtype and device may be read; anything else raises :class:`ConfigError`.
+    Its shape, dtype, device and the like may be read; other uses raise a :class:`ConfigError`.
     """
 
     _is_param = True  # for isinstance(..., nn.Parameter)
@@ -73,7 +73,7 @@ _READABLE = {
 
 
 class _RemoteParameters(dict[str, Any]):
-    """Parameters of a placeholder, which has none except within a step."""
+    """The parameters of a placeholder by name, which are hidden except within a step."""
 
     def __init__(self, parameters: Mapping[str, RemoteParameter], part: StageModule) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class _RemoteParameters(dict[str, Any]):
 
 
 class _RemoteAttributeError(ConfigError, AttributeError):
-    """Also an AttributeError, so that ``hasattr`` returns False."""
+    """A ConfigError that is also an AttributeError, so that ``hasattr`` returns False."""
 
 
 class PlaceholderLayer(nn.Module):
@@ -157,7 +157,7 @@ class StageModule(ModulePart):
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Context in which a user's step runs."""
+        """Context in which the module's step runs, and other ranks' parameters are stand-ins."""
         before, self.in_step = self.in_step, True
         try:
             yield
@@ -166,7 +166,7 @@ class StageModule(ModulePart):
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Context in which our own code, but not a hook that it calls, may read parameters."""
+        """Context in which SparsePipe's code, but no hook that it calls, may read parameters."""
         before, self._silent_in = self._silent_in, self._hook()
         try:
             yield
@@ -174,7 +174,7 @@ class StageModule(ModulePart):
             self._silent_in = before
 
     def notice(self) -> None:
-        """Warns once if a user's hook goes through the parameters of a placeholder."""
+        """Warns if a user's hook is what goes through a placeholder's parameters; only once."""
         hook = self._hook()
         if self._warned or hook in (None, self._silent_in):
             return
@@ -182,23 +182,23 @@ class StageModule(ModulePart):
         rank_zero_warn(
             f"{hook} goes through the parameters of a module, but each rank of a pipeline has only "
             "its own stage: a norm, a sum or an average over them is not that of the whole "
-            "network, and a copy such as a momentum teacher is paired with the wrong ones. Code "
-            "that changes each parameter by itself is right. For anything else use a checkpoint, "
-            "which holds the whole network."
+            "network, and parameters of a copy, such as a momentum teacher, are paired with wrong "
+            "ones. Code that changes each parameter on its own works as intended. For anything "
+            "else use a checkpoint, which holds the whole network."
         )
 
     def _hook(self) -> str | None:
-        """The running hook of the user; Lightning's own that zeroes gradients does not count."""
+        """Returns the running hook's name; None for Lightning's own one that zeroes gradients."""
         module = self._placement.module
         hook = internals.current_hook(module) if isinstance(module, pl.LightningModule) else None
         return None if hook == _ZEROING and not is_overridden(_ZEROING, module) else hook
 
     def holds(self, name: str) -> bool:
-        """Whether this rank's stage owns a parameter or buffer."""
+        """Returns whether this rank's stage owns the parameter or buffer called ``name``."""
         return self._placement.stage_of(name) == self._stage
 
     def source(self, name: str) -> int:
-        """The first rank of the stage that owns a parameter or buffer."""
+        """Returns the first rank of the stage that owns the parameter or buffer ``name``."""
         return self._placement.plan.rank_of(self._placement.stage_of(name), 0)
 
     def prune(self) -> None:
@@ -239,7 +239,7 @@ class StageModule(ModulePart):
                 yield name, parameter
 
     def norms(self) -> tuple[dict[str, _BatchNorm], dict[str, _BatchNorm]]:
-        """Batch norms by name: this stage's, and those outside of the layers that others own."""
+        """Returns this stage's batch norms by name, and those outside the layers if not its own."""
         inside, norms = f"{self._placement.name}.", norms_of(self._placement.module).items()
         outside = {name: each for name, each in norms if not name.startswith(inside)}
         own = {name: each for name, each in norms if self.holds(name)}
@@ -247,12 +247,12 @@ class StageModule(ModulePart):
 
 
 def check_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Refuses parameters with hooks: no backward pass here has an update's whole gradient."""
+    """Raises a ConfigError if a parameter has a hook for its gradient."""
     for name, parameter in parameters.items():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise ConfigError(
-                f"{name} has a hook for its gradient, but no backward pass of a pipeline has the "
-                "whole gradient of an update",
+                f"{name} has a hook for its gradient, but no backward pass of a pipeline computes "
+                "the whole gradient of an update",
                 remedy="change gradients in on_before_optimizer_step, where each rank has those of "
                 "its own stage",
             )

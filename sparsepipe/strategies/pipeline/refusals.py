@@ -32,8 +32,14 @@ _CALLBACKS: Mapping[type[Callback], tuple[str, str]] = {
         "accumulates gradients over steps, but stages update after each minibatch",
         "remove it, and use a larger batch or more replicas of each stage",
     ),
-    BaseFinetuning: ("changes what is trained during a run", "train in two runs instead"),
-    ModelPruning: ("changes parameters that are on other ranks", "prune after the training"),
+    BaseFinetuning: (
+        "changes what is trained during a run, but a pipeline's stages keep what they train",
+        "train in two runs instead",
+    ),
+    ModelPruning: (
+        "prunes the whole network on each rank, but a rank has only its stage",
+        "remove it, and prune after the training",
+    ),
     StochasticWeightAveraging: _AVERAGES,
     WeightAveraging: _AVERAGES,
     OnExceptionCheckpoint: (
@@ -57,13 +63,13 @@ def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
         ),
         (
             getattr(trainer.precision_plugin, "scaler", None) is not None,
-            f"precision={trainer.precision} scales the loss, by a factor that stages would have to "
-            "agree on at each step",
+            f"precision={trainer.precision} scales the loss, and stages would have to agree on the "
+            "factor at each step",
             "use precision='bf16-mixed', which needs no scaling",
         ),
         (
             internals.goes_by_clock(trainer),
-            f"val_check_interval is a time, {_CLOCKS}",
+            f"val_check_interval is a time, {_CLOCKS} at which to validate",
             "give a number of batches or a fraction of an epoch",
         ),
         (
@@ -84,7 +90,7 @@ def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
             )
         if internals.goes_by_clock(callback):
             raise ConfigError(
-                f"{kind}(train_time_interval=...) is a time, {_CLOCKS}",
+                f"{kind}(train_time_interval=...) is a time, {_CLOCKS} at which to save",
                 remedy="give every_n_train_steps, a number of batches",
             )
         for refused, (why, remedy) in _CALLBACKS.items():
@@ -93,16 +99,17 @@ def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
 
 
 def check_module(module: pl.LightningModule, *, fitting: bool) -> None:
-    """Refuses a LightningModule that is not written as for one device and one optimizer."""
+    """Refuses manual optimization, a compiled module, its own ``backward``, and lazy parameters."""
     name = type(module).__name__
     if fitting and not module.automatic_optimization:
         raise ConfigError(
-            f"{name} optimizes by hand, but updates happen on the ranks with the layers",
+            f"{name} optimizes by hand, but each rank of a pipeline updates its own layers",
             remedy="set automatic_optimization=True and return the loss from training_step",
         )
     if internals.is_compiled(module):
         raise ConfigError(
-            f"{name} is compiled as a whole", remedy="compile entries of the Sequential instead"
+            f"{name} is compiled as a whole, but its layers run on different ranks",
+            remedy="compile entries of the Sequential instead",
         )
     if fitting and is_overridden("backward", module):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Makes a plan from a strategy's options, and tells which stage owns which part of a module."""
+"""Makes a plan from a strategy's options, and knows which stage owns which part of a module."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def find_layers(module: nn.Module, name: str | None) -> str:
 
     Args:
         module: the LightningModule.
-        name: dotted name given by the user; None: among the module's children or, if none is a
-            Sequential, among their children, the one that is called ``layers``, else the only one.
+        name: dotted name given by the user; None: the Sequential called ``layers``, else the only
+            one, among the module's children or, if these are no Sequentials, among their children.
     """
     candidates: list[str] = []
     if name is None:
@@ -49,16 +49,16 @@ def find_layers(module: nn.Module, name: str | None) -> str:
         name = next((only[0] for only in (named, candidates) if len(only) == 1), None)
     if name is None and candidates:
         raise ConfigError(
-            f"{type(module).__name__} has several nn.Sequential: {', '.join(candidates)}",
-            remedy=f"name the one to split, such as layers={candidates[0]!r}",
+            f"{type(module).__name__} has more than one nn.Sequential: {', '.join(candidates)}",
+            remedy=f"name the one to cut into stages, such as layers={candidates[0]!r}",
         )
     layers = dict(module.named_modules()).get(name or "no layers")
     if not isinstance(layers, nn.Sequential):
         given = "" if name is None else f" that is called {name!r}"
         raise ConfigError(
             f"{type(module).__name__} has no nn.Sequential{given} to cut into stages",
-            remedy="put the network into one nn.Sequential, call it once in each step, and name it "
-            "with layers=... if there are several",
+            remedy="put the network into one nn.Sequential and call it once in each step; layers= "
+            "must be its dotted name, and may be left out if there is only one",
         )
     if getattr(layers.forward, "__func__", None) is not nn.Sequential.forward:
         raise ConfigError(
@@ -77,7 +77,7 @@ def find_layers(module: nn.Module, name: str | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlacement:
-    """Tells which stage owns each parameter and buffer of a module.
+    """Assignment of a module's parameters and buffers to stages.
 
     ``layers`` is the Sequential of ``module`` with the dotted ``name``.
     """
@@ -88,7 +88,7 @@ class StagePlacement:
     plan: Plan
 
     def stage_of(self, name: str) -> int:
-        """The stage that owns a parameter or buffer; the last owns those outside of the layers."""
+        """Returns the stage that owns a parameter or buffer: the last one if it is in no layer."""
         prefix = f"{self.name}."
         if name.startswith(prefix):
             key = name.removeprefix(prefix).partition(".")[0]
@@ -111,20 +111,20 @@ class StagePlacement:
             if first != stage:
                 kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
                 raise ConfigError(
-                    f"{other} (stage {first}) and {name} (stage {stage}) are one {kind}",
+                    f"{other} (stage {first}) and {name} (stage {stage}) are the same {kind}",
                     remedy="move the cut so that both are in one stage, or untie them",
                 )
             outside = isinstance(tensor, nn.Parameter) and not name.startswith(f"{self.name}.")
             if outside and tensor.requires_grad and self.plan.stages[-1].grid is not None:
                 raise ConfigError(
-                    f"{name} is trained outside of the layers, but the last stage is a grid, each "
-                    "rank of which would have its whole gradient",
+                    f"{name} is trained outside of the layers, but the devices of the last stage "
+                    "form a grid, and each would compute its whole gradient, not a part",
                     remedy="make it part of an entry of the Sequential, or give the last stage one "
                     "device",
                 )
         if self.plan.num_stages == 1 and self.plan.has_grids:
             raise ConfigError(
-                "the only stage is a grid, so nothing is pipelined",
+                "the devices of the only stage form a grid, so nothing is pipelined",
                 remedy="choose spatial parallelism: parallel=spatial, or SpatialStrategy",
             )
         for entry in self.plan.stages:
@@ -134,7 +134,7 @@ class StagePlacement:
 
 
 def parse_config(config: str | None, *, ranks: int, grids: Grids | None = None) -> tuple[int, ...]:
-    """Number of replicas of each stage: (2, 1) for "2-1"; for None, one rank or grid per stage."""
+    """Returns replicas by stage: (2, 1) for "2-1"; for None, one rank or one grid of each stage."""
     if config is None:
         config = "-".join("1" * (ranks if grids is None else len(grids)))
     parts = str(config).split("-")
@@ -148,8 +148,8 @@ def parse_config(config: str | None, *, ranks: int, grids: Grids | None = None) 
     if devices != ranks:
         with_grids = "" if grids is None else f" with grids={grids}"
         raise ConfigError(
-            f"config={config!r}{with_grids} is for {devices} devices, but the Trainer has {ranks}",
-            remedy=f"set devices={devices}, or a config whose numbers add up to {ranks}",
+            f"config={config!r}{with_grids} needs devices={devices}, but the Trainer has {ranks}",
+            remedy=f"give the Trainer {devices}, or stages that together need {ranks}",
         )
     return replicas
 
@@ -162,14 +162,15 @@ def make_plan(
     num_layers: int,
     grids: Grids | None = None,
 ) -> Plan:
-    """Makes a plan with ``cuts``, the first layer of each stage but the first; None: stages share
-    evenly the ``costs`` of layers, which are computed only then.
+    """Makes a plan. ``cuts``: index of the first layer of each stage but the first; None: stages
+    share evenly the layers' ``costs``, which are computed only then.
     """
     config = "-".join(map(str, replicas))
     if cuts is None:
         if len(replicas) > num_layers:
             raise ConfigError(
-                f"config={config!r} has {len(replicas)} stages, but there are {num_layers} layers",
+                f"config={config!r} has {len(replicas)} stages, more than the number of layers, "
+                f"{num_layers}",
                 remedy="use at most as many stages as there are layers",
             )
         cuts = balanced(costs(), replicas) if len(replicas) > 1 else []
@@ -177,8 +178,8 @@ def make_plan(
 
 
 def flop_costs(layers: nn.Sequential, value: Any) -> list[float]:
-    """Floating-point operations of each layer's forward pass on ``value``, in eval mode; only what
-    torch's FlopCounterMode knows counts: matrix products, convolutions and attention.
+    """Returns the floating-point operations of each layer's forward pass on ``value``, in eval
+    mode. Counts only what torch's FlopCounterMode does: matrix products, convolutions, attention.
     """
     costs = []
     training = [(module, module.training) for module in layers.modules()]
@@ -197,7 +198,7 @@ def flop_costs(layers: nn.Sequential, value: Any) -> list[float]:
 def costs_of(
     balance: str, trainer: pl.Trainer, module: pl.LightningModule, layers: nn.Sequential
 ) -> list[float]:
-    """Returns each layer's cost by ``balance``; collective, since rank 0 counts operations."""
+    """Returns each layer's cost by ``balance``; every rank must call it, as rank 0 counts flops."""
     if balance == "layers":
         return [1.0] * len(layers)
     parameters = [float(sum(p.numel() for p in layer.parameters())) for layer in layers]
@@ -218,8 +219,8 @@ def costs_of(
 def _flops(
     trainer: pl.Trainer, loop: Any, module: pl.LightningModule, layers: nn.Sequential
 ) -> list[float]:
-    """Counts the layers' operations on a batch, which goes through the step up to them as in
-    Lightning's loops. Generators and buffers that the step changes are restored.
+    """Counts the layers' floating-point operations on a batch that the step has prepared for them.
+    Restores the random generators and buffers that the step changes.
     """
     hook = {"fit": "training_step", "predict": "predict_step", "test": "test_step"}.get(
         str(trainer.state.fn and trainer.state.fn.value), "validation_step"
@@ -260,7 +261,7 @@ def _flops(
 
 
 def _generators(place: Any, seen: set[int]) -> Iterator[Generator]:
-    """Yields random generators of a loader, its data set, its samplers, and those within them."""
+    """Yields the random generators of a loader, its data set, its samplers and what these wrap."""
     seen.add(id(place))
     for name, value in getattr(place, "__dict__", {}).items():
         if id(value) in seen:

@@ -51,16 +51,16 @@ from sparsepipe.strategies.sharding import ShardedCheckpoints, ShardedModule
 
 
 def _outside_steps(name: str) -> Any:
-    """Makes a method that runs a collective of Lightning's, but refuses to within a step.
+    """Makes a method that calls the base class's collective ``name``, but raises within a step.
 
-    It is a function, since its bound methods are equal: Lightning compares options of ``self.log``.
+    Lightning compares options of ``self.log``; bound methods of a plain function compare equal.
     """
 
     def call(self: StagedStrategy, *args: Any, **kwargs: Any) -> Any:
         if self._sharded is not None and self._sharded.part.in_step:
             raise ConfigError(
-                f"a step calls {name}, which all ranks must call together, but in a pipeline each "
-                "rank runs a different part of the step",
+                f"a step calls {name}, which all ranks must call together, but the ranks of a "
+                "pipeline run different parts of a step",
                 remedy="call it in a hook, such as on_train_batch_end, which every rank runs; "
                 "self.log and torchmetrics do not need it",
             )
@@ -70,18 +70,18 @@ def _outside_steps(name: str) -> Any:
 
 
 class StagedStrategy(ShardedCheckpoints, RankedStrategy):
-    """Splits one ``nn.Sequential`` of any LightningModule by layers over ranks.
+    """Splits the layers of one ``nn.Sequential`` of any LightningModule over ranks.
 
     Batches of an evaluation stream through the stages; logged values are available after a loader's
     last batch. Predictions do not stream: a rank that reads has the result of each batch before it
-    begins its next one. Checkpoints are whole, written when the pipeline is empty, and never after
-    a failure.
+    begins its next one. A checkpoint holds the states of all stages; it is written when the
+    pipeline is empty, and never after a failure.
 
     Attributes:
         pipeline_class: class of a rank's pipeline.
         is_synchronous: whether the replicas of stage 0 share one minibatch in each step, and the
             gradients of all stages are ready at the same time, to be clipped by one norm.
-        queue_depth: training messages that a channel can hold; None: the channel's default.
+        queue_depth: number of training messages that a channel can hold; None: its default.
         is_plain: whether a single rank does exactly what a plain Trainer does.
         plan: the stages and their ranks, once a Trainer runs.
         recomputed: the recomputed spans of each stage's layers, once a Trainer runs.
@@ -135,7 +135,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     def make_worker(
         self, part: StageModule, *, rank: int, optimizer: Optimizer | None
     ) -> MakeWorker:
-        """Returns a function that makes the worker; refuses bad settings before ranks connect.
+        """Checks settings before ranks connect, and returns a function that makes the worker.
 
         ``optimizer`` updates the rank's parameters; None: the rank only evaluates.
         """
@@ -143,17 +143,17 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     def spans_of(
         self, plan: Plan, layers: nn.Sequential, *, trained: nn.Module | None = None
     ) -> StageSpans:
-        """For each stage, the spans of layers that run forward again in the backward pass."""
+        """Returns each stage's spans of layers to recompute; checks the norms of ``trained``."""
         return ((),) * plan.num_stages
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """Replicas of each stage."""
+        """Number of replicas of each stage."""
         return parse_config(self._config, ranks=self.world_size, grids=self._grids)
 
     @property
     def reader(self) -> int | None:
-        """Number of this rank's replica of stage 0; None in other stages."""
+        """This rank's index among the ranks that read batches; None if it reads none."""
         return self.global_rank if self.global_rank < self.replicas[0] else None
 
     @property
@@ -171,8 +171,9 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
             self.join()
         if process_group.world_size() != self.world_size:
             raise ConfigError(
-                f"devices={self.world_size}, but {process_group.world_size()} ranks are running",
-                remedy="start as many ranks as the Trainer has devices",
+                f"the Trainer has a total of {self.world_size} devices, but the process group of "
+                f"this script has {process_group.world_size()} ranks",
+                remedy="give all Trainers of a script the same number of devices",
             )
         sizes = devices_of(self.replicas, self._grids)
         stages = [stage for stage, size in enumerate(sizes) for _ in range(size)]
@@ -368,7 +369,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         return adapt_loader(dataloader, reader=self.reader) if self.world_size > 1 else dataloader
 
     def count_minibatches(self, loaders: Sequence[Any], batch_idx: int, batch: Any) -> int:
-        """Returns the number of minibatches in a step's round."""
+        """Returns the number of minibatches that the ranks read in step ``batch_idx``."""
         if self.world_size == 1:
             return 1
         return count_minibatches(loaders, batch_idx, batch, reader=self.reader)
@@ -450,7 +451,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     on_test_start = on_predict_start = on_validation_start
 
     def _evaluate(self, hook: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Sends a batch forward; returns the result of a prediction, None for other steps."""
+        """Sends a batch forward; ``hook`` names the step. Returns a prediction or None."""
         pipeline, predicts = self.pipeline, hook == "predict_step"
         if pipeline is None:
             return getattr(super(), hook)(*args, **kwargs)
@@ -481,10 +482,11 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     # Checkpoints.
 
     def drain(self) -> None:
-        """Empties the pipeline; every rank must call it."""
+        """Finishes the minibatches in flight, before a checkpoint; every rank must call it."""
         if self._is_partial:
             raise ConfigError(
-                "the run has failed, and this rank has only the values of its own stage",
+                "a checkpoint cannot be saved after the run has failed: this rank has only the "
+                "values of its own stage",
                 remedy="resume from the last checkpoint; ModelCheckpoint(every_n_train_steps=...) "
                 "limits what a failure costs",
             )

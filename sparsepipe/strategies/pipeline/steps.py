@@ -1,7 +1,7 @@
 """Runs a module's step in two halves: before its call of ``layers``, and from that call on.
 
-On one device it runs in one piece. The second half runs the code before the call again, since what
-follows may use its results, and draws the same random numbers as the first.
+A rank that has all layers runs a step in one piece. The second half runs the code before the call
+again, with the same random numbers, since what follows may use its results.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from sparsepipe.strategies.pipeline.logging import LogRecorder, Logs, replaced_l
 
 TRAINING = "training_step"
 _CUDA = "torch.cuda"  # on ranks with such a device only
-_ONCE = "call layers exactly once in each step, with one argument"
+_ONCE = "call layers exactly once in each step, with one positional argument"
 _CONTAINERS = (list, tuple, dict)
 
 
 def generators_of(module: nn.Module | None, layers: nn.Sequential) -> dict[str, Generator]:
-    """Random generators that a step may use outside of its layers, by names common to all ranks.
+    """Returns the random generators that a step may use outside of ``layers``, by name.
 
-    These are the global generators of torch, NumPy and Python, and attributes of the module, if
-    given, and its children, except ``layers``, which draw where they run.
+    These are the global generators of torch, NumPy and Python, and attributes of the module (if
+    given) and its submodules. Names are the same on all ranks.
     """
     found: dict[str, Generator] = {
         "torch": torch.default_generator,
@@ -75,15 +75,15 @@ def in_place_of(layers: nn.Sequential, forward: Callable[[Any], Any]) -> Iterato
         if calls > 1:
             raise ConfigError("the step calls layers twice", remedy=_ONCE)
         if len(args) != 1 or kwargs:
-            given = len(args) + len(kwargs)
-            raise ConfigError(f"the step calls layers with {given} arguments", remedy=_ONCE)
+            given = f"{len(args)} positional and {len(kwargs)} named"
+            raise ConfigError(f"the step calls layers with other arguments: {given}", remedy=_ONCE)
         if any(
             isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(args)
         ):
             raise ConfigError(
                 "the input of layers needs a gradient: the step uses parameters before it calls "
                 "layers",
-                remedy="move the modules it uses there to the front of the Sequential",
+                remedy="move the modules with these parameters to the front of the Sequential",
             )
         return forward(args[0])
 
@@ -98,7 +98,7 @@ def in_place_of(layers: nn.Sequential, forward: Callable[[Any], Any]) -> Iterato
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The input of ``layers``, and the states before the step of generators that it drew from."""
+    """The input of ``layers``, and the states before the step of the generators that it used."""
 
     value: Any
     randomness: Mapping[str, Any]
@@ -107,7 +107,7 @@ class Opened:
 def run_until_layers(
     layers: nn.Sequential, step: Callable[[], Any], *, module: nn.Module | None = None
 ) -> Opened:
-    """Runs a step up to its call of ``layers``."""
+    """Runs a step up to its call of ``layers``; watches the random generators of ``module``."""
 
     def leave(value: Any) -> Any:
         raise _Called(value)
@@ -141,8 +141,8 @@ def run_from_layers(
 ) -> Any:
     """Runs a step with ``run()`` in place of its call of ``layers``; returns the step's result.
 
-    Unless ``input_sent``, the input in its batch may have no data. Random generators start from
-    the states in ``randomness`` (:attr:`Opened.randomness`).
+    ``input_sent``: whether the batch has the data of the layers' input. Random generators of
+    ``module`` start from the states in ``randomness`` (:attr:`Opened.randomness`).
     """
     own: FormerStates = []
     if randomness:
@@ -173,16 +173,16 @@ def run_from_layers(
         if input_sent or not any(leaf.is_meta for leaf in leaves):
             return result
     raise ConfigError(
-        "the step uses the input of layers apart from calling them, but its data stay on the "
-        "first stage",
-        remedy="set send_input=true on the strategy, which sends it to the last stage too",
+        "the step uses the input of layers for more than calling them, but the input's data stay "
+        "on the first stage",
+        remedy="set the strategy's send_input=true, which sends the data to the last stage too",
     ) from cause
 
 
 def without_input(batch: Any, value: Any) -> Any:
-    """A batch whose tensors have no data (device "meta") where they share the input's memory.
-
-    A sparse tensor, or any other node that is not a plain container, loses its data as a whole.
+    """Returns a batch whose tensors have no data (device "meta") if they share memory with the
+    layers' input ``value``. A node other than a list, tuple or dict, such as a sparse tensor, loses
+    the data of all its tensors if one of them shares memory.
     """
 
     def storages(tree: Any) -> set[int]:
@@ -204,8 +204,8 @@ def without_input(batch: Any, value: Any) -> Any:
 class ModuleSteps:
     """Runs both halves of a module's training, validation, test and prediction steps.
 
-    ``in_step`` makes the context of the step itself; ``send_input`` tells whether the last stage
-    gets the input of ``layers`` too.
+    ``in_step`` makes the context in which the module's method runs; ``send_input`` tells whether
+    the last stage gets the input of ``layers`` too.
 
     Attributes:
         hook: name of the step to run.
@@ -228,7 +228,7 @@ class ModuleSteps:
         self.hook, self.arguments = TRAINING, tuple[Any, ...]()
 
     def open(self, batch: Any) -> tuple[Any, Any]:
-        """Runs the first half; returns the layers' input, and the rest for the last stage."""
+        """Runs the first half; returns the layers' input, and what :meth:`close` needs."""
         with replaced_log(self._module), self._autocast():
             opened = run_until_layers(self._layers, lambda: self._step(batch), module=self._module)
         drawn = safe_pickle.dumps(opened.randomness) if opened.randomness else None
@@ -236,7 +236,7 @@ class ModuleSteps:
         return opened.value, {"batch": rest, "randomness": drawn}
 
     def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, Logs]:
-        """Runs the second half, with ``run()`` for the layers; returns loss or result, and logs."""
+        """Runs the second half on ``rest``, with ``run()`` for the layers; returns as ``whole``."""
         batch, drawn = rest["batch"], rest["randomness"]
         with self._recorder.recording(batch, hook=self.hook) as notes, self._metrics.tracking():
             result = run_from_layers(
@@ -250,7 +250,7 @@ class ModuleSteps:
         return self._loss_or_result(result), tuple(notes)
 
     def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Logs]:
-        """Runs a whole step, with ``run`` for the layers; returns loss or result, and logs."""
+        """Runs a whole step, with ``run`` for the layers; returns its loss or result, and logs."""
         with (
             self._recorder.recording(batch, hook=self.hook) as notes,
             self._metrics.tracking(),
@@ -260,14 +260,14 @@ class ModuleSteps:
         return self._loss_or_result(result), tuple(notes)
 
     def _loss_or_result(self, result: Any) -> Any:
-        """The loss that a training step returned, or the result of an evaluation."""
+        """Returns the loss in ``result`` for a training step, else ``result`` itself."""
         if self.hook != TRAINING:
             return result
         loss = result.get("loss") if isinstance(result, Mapping) else result
         if not isinstance(loss, Tensor):
             raise ConfigError(
-                f"training_step returned {type(result).__name__}, which has no loss",
-                remedy="return the loss, or a dictionary with it as 'loss', from every step",
+                f"training_step returned {type(result).__name__}, without the loss as a tensor",
+                remedy="return the loss, or a dictionary with it as 'loss', in every step",
             )
         return loss
 

@@ -33,7 +33,7 @@ from sparsepipe.utils.extensions import DottedPath
 
 
 class SynchronousPipeline(Pipeline):
-    """A pipeline in which a step's microbatches are one minibatch.
+    """A pipeline whose worker reports all microbatches of a step together.
 
     Until the drain, a step's loss and logs are those of the microbatches that passed this rank:
     all of them if no stage from here to the last has replicas.
@@ -55,7 +55,7 @@ class SynchronousPipeline(Pipeline):
 
 
 class SynchronousPipelineStrategy(StagedStrategy):
-    """Splits one ``nn.Sequential`` of any LightningModule by layers over ranks, without staleness.
+    """Splits the layers of one ``nn.Sequential`` over ranks, without stale gradients.
 
     The module's steps are written as for one device and call the Sequential once. A minibatch is
     cut into microbatches, on which stages work at the same time; their gradients add up, and each
@@ -63,19 +63,20 @@ class SynchronousPipelineStrategy(StagedStrategy):
     with one device and one microbatch it is that of a plain Trainer, bit for bit.
 
     ``training_step`` runs once for each microbatch. Its loss must be a mean over samples: it is
-    weighted by the microbatch's samples. What it logs becomes one value per step
-    (``docs/synchronous.md``). One Lightning step is one minibatch for each replica of stage 0.
+    weighted by the number of these. What it logs becomes one value per step
+    (``docs/synchronous.md``). In one Lightning step each replica of stage 0 reads one batch;
+    together, these are the minibatch.
 
     Arguments that are not listed are those of :class:`PipelineStrategy`.
 
     Args:
         schedule: ``gpipe`` (all forwards, then all backwards), ``1f1b`` (one forward, one
             backward as soon as possible) or ``eager_1f1b`` (the same with twice the warm-up).
-        microbatches: T, number of parts of a minibatch; at least as many as any stage has replicas.
-            The replicas of stage 0 share them: each cuts its own batch into its share of them.
+        microbatches: T, the number of microbatches of a minibatch; at least the number of replicas
+            of any stage. Each replica of stage 0 cuts its own batch into its share of the T.
         recompute: which layers keep only the input of their span, and run forward again in the
             backward pass: ``none``, ``all`` (each stage is a span), or a mapping of ``stages``
-            (numbers) and ``layers`` (numbers, and spans [first, last], inclusive).
+            (indices) and ``layers`` (indices, and spans [first, last], inclusive).
         batch_norm: what batch norms do in training. ``microbatch``: normalise by the microbatch,
             and update running statistics with each; ``deferred``: the same, but update these once,
             with the statistics of the minibatch; ``running``: normalise by the running statistics
@@ -127,8 +128,8 @@ class SynchronousPipelineStrategy(StagedStrategy):
         check_setting(recompute)
         if recompute == "auto":
             raise ConfigError(
-                "recompute='auto' chooses layers by a profile and the memory of the devices, but a "
-                "strategy by itself has neither",
+                "recompute='auto' chooses layers by a profile and the memory of the devices, which "
+                "a strategy that a script makes does not know",
                 remedy="run it from the command line, with parallel.strategy.recompute=auto and a "
                 "search for the plan; or list the layers, such as {layers: [[0, 5]]}",
             )
@@ -149,14 +150,14 @@ class SynchronousPipelineStrategy(StagedStrategy):
         for number, stage in enumerate(plan.stages):
             if stage.grid is not None and spans[number]:
                 raise ConfigError(
-                    f"recompute={self._recompute!r} selects layers of stage {number}, but a stage "
-                    "that is a grid cannot recompute layers",
+                    f"recompute={self._recompute!r} selects layers of stage {number}, but its "
+                    "devices form a grid, which cannot recompute layers",
                     remedy="let the model's own layers compute again (model.checkpointing=true), "
                     "or name other layers",
                 )
         if plan.has_grids and self._batch_norm != NormMode.MICROBATCH:
             raise ConfigError(
-                f"batch_norm={str(self._batch_norm)!r} cannot be used in a stage that is a grid",
+                f"batch_norm={str(self._batch_norm)!r} cannot be used where devices form a grid",
                 remedy="leave it at its default, 'microbatch'",
             )
         return spans

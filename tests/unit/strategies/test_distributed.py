@@ -77,7 +77,7 @@ def test_hosts_may_have_unequal_numbers_of_devices(monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv(name, str(value))
     check_ranks(environment, nodes=2, devices=2)
     for nodes, devices in ((2, 3), (3, 2), (1, 2)):
-        with pytest.raises(ConfigError, match="but 5 ranks run"):
+        with pytest.raises(ConfigError, match="number of running ranks is 5"):
             check_ranks(environment, nodes=nodes, devices=devices)
     check_ranks(environment, nodes=1, devices=5)
 
@@ -122,7 +122,8 @@ def test_ranks_that_the_trainer_did_not_ask_for(kind: str, devices: int) -> None
     for end in outcomes(asking, 2, kind, devices, limit_s=60):
         assert isinstance(end.error, ConfigError), end
         assert end.error.message == (
-            f"the Trainer has devices={devices} and num_nodes=1, but 2 ranks run"
+            f"the Trainer has devices={devices} and num_nodes=1, but the number of running ranks "
+            "is 2"
         )
         assert end.error.remedy
 

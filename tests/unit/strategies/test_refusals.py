@@ -105,16 +105,16 @@ REFUSALS = {
     "by hand": Refusal("optimizes by hand", module=ByHand),
     "hooks": Refusal("has a hook for its gradient", module=Hooked),
     "accumulation hooks": Refusal("has a hook for its gradient", module=lambda: Hooked(after=True)),
-    "tied": Refusal("are one parameter", module=Tied, strategy=lambda: {"cuts": [1]}),
+    "tied": Refusal("are the same parameter", module=Tied, strategy=lambda: {"cuts": [1]}),
     "plateau": Refusal(
         "ReduceLROnPlateau checks a metric, 'loss', after each step",
         module=lambda: StepwisePlateau(dense_layers()),
     ),
-    "stream": Refusal("number of batches", loader=lambda: DataLoader(Stream(), batch_size=4)),
+    "stream": Refusal("has no length", loader=lambda: DataLoader(Stream(), batch_size=4)),
     "no loss": Refusal("training_step returned NoneType", module=lambda: Nothing(dense_layers())),
-    "input": Refusal("apart from calling them", module=lambda: Autoencoder(dense_layers())),
+    "input": Refusal("for more than calling them", module=lambda: Autoencoder(dense_layers())),
     "cuts": Refusal("do not split 7 layers", strategy=lambda: {"cuts": [9]}),
-    "config": Refusal("is for 3 devices", strategy=lambda: {"config": "2-1"}),
+    "config": Refusal("needs devices=3", strategy=lambda: {"config": "2-1"}),
     "words": Refusal("does not say", strategy=lambda: {"config": "two"}),
     "spectrain": Refusal(
         "not of Adam",
@@ -190,7 +190,7 @@ TRAINERS: dict[str, Callable[[], pl.Trainer]] = {
         lightning.GradientAccumulationScheduler({4: 2})
     ),
     "BackboneFinetuning changes what is trained": calling(lightning.BackboneFinetuning()),
-    "ModelPruning changes parameters": calling(lightning.ModelPruning("l1_unstructured")),
+    "ModelPruning prunes the whole network": calling(lightning.ModelPruning("l1_unstructured")),
     "StochasticWeightAveraging averages": calling(lightning.StochasticWeightAveraging(0.1)),
     "WeightAveraging averages": calling(lightning.WeightAveraging()),
 }
@@ -233,7 +233,7 @@ def test_evaluation_accepts_settings_refused_in_training() -> None:
 def test_more_stages_than_layers() -> None:
     from sparsepipe.strategies.pipeline.stage_plan import make_plan
 
-    with pytest.raises(ConfigError, match="3 stages, but there are 2 layers"):
+    with pytest.raises(ConfigError, match="3 stages, more than the number of layers, 2"):
         make_plan((1, 1, 1), cuts=None, costs=lambda: [1.0, 1.0], num_layers=2)
 
 
@@ -290,7 +290,7 @@ def test_what_two_stages_would_share(kind: Any, word: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check(1)
     assert refused.value.message == (
-        f"layers.0.shift (stage 0) and layers.1.shift (stage 1) are one {word}"
+        f"layers.0.shift (stage 0) and layers.1.shift (stage 1) are the same {word}"
     )
 
 
@@ -356,11 +356,11 @@ def refused_on_grids(rank: int, kind: str) -> str:
     [
         ("head", "head.weight is trained outside of the layers"),
         ("rule", r"LocalResponseNorm\) has no rule"),
-        ("one stage", "the only stage is a grid"),
-        ("devices", "is for 4 devices, but the Trainer has 3"),
+        ("one stage", "the devices of the only stage form a grid"),
+        ("devices", "needs devices=4, but the Trainer has 3"),
         ("dimensions", "no tensor with 2 dimensions after batch and channel"),
-        ("recompute", "selects layers of stage 1, but a stage that is a grid"),
-        ("norms", "cannot be used in a stage that is a grid"),
+        ("recompute", "selects layers of stage 1, but its devices form a grid"),
+        ("norms", "cannot be used where devices form a grid"),
     ],
 )
 def test_what_a_grid_cannot_do_is_refused(kind: str, text: str) -> None:

@@ -216,7 +216,7 @@ def size_of_input(net: nn.Sequential, batch: Any) -> Any:
 
 def test_use_of_the_input_after_the_layers_is_refused(batch: dict[str, Tensor]) -> None:
     for step in (uses_input, only_input):
-        with pytest.raises(ConfigError, match="apart from calling them") as refused:
+        with pytest.raises(ConfigError, match="for more than calling them") as refused:
             in_halves(step, batch)
         assert "send_input=true" in refused.value.remedy
         in_halves(step, batch, send_input=True)
@@ -245,7 +245,7 @@ def one_by_one(net: nn.Sequential, batch: Any) -> Any:
         (twice, "calls layers twice"),
         (never, "does not call layers"),
         (trained_before, "needs a gradient"),
-        (one_by_one, "with 2 arguments"),
+        (one_by_one, "2 positional"),
     ],
 )
 def test_refused_steps(step: Step, message: str, batch: dict[str, Tensor]) -> None:
@@ -452,7 +452,7 @@ def test_each_minibatch_of_any_pipeline_runs_once(strategy: Any) -> None:
     [
         (lambda layers, x: x.sum(), "does not call layers"),
         (lambda layers, x: layers(layers(x)), "calls layers twice"),
-        (lambda layers, x: layers(x, x), "with 2 arguments"),
+        (lambda layers, x: layers(x, x), "2 positional"),
         (lambda layers, x: layers(x.requires_grad_()), "needs a gradient"),
     ],
 )
