@@ -1,4 +1,4 @@
-"""Data domains over several devices: exchange of codes, gradients of shared parameters."""
+"""Domains of data on several devices: exchange of codes, gradients of shared parameters."""
 
 from sparsepipe.domains.exchange import OneGrid, OneLossRank, SharedLosses
 from sparsepipe.domains.placement import Placement, Roles, sent_numbers

@@ -1,4 +1,4 @@
-"""Exchange of codes between ranks with different domains for the losses, and of gradients back.
+"""Ranks with different domains exchange codes, to compute the losses, and the codes' gradients.
 
 The mean of a shared parameter's gradients over the ranks that have it is the gradient that a single
 process would compute; so is the mean of a private parameter's gradients over a domain's replicas.
@@ -37,15 +37,15 @@ _GRADIENTS = "sending gradients of codes back"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """This process among the ranks that share the domains.
+    """This process among the ranks that share the domains; with grids, one rank of each.
 
     Args:
         placement: which rank has which domains.
-        rank: rank of this process.
+        rank: this process's rank, or the number of its grid, in ``placement``.
         group: process group of all ranks; None: the default one.
         encoders: process group of the ranks that have domains.
-        replicas: process group of the ranks that have this rank's domain, where it has several.
-        whole: gathers the samples to reconstruct, where they are cut over a grid.
+        replicas: process group of the ranks that have this rank's domain; None: no others have it.
+        whole: gathers the samples to reconstruct if they are cut over a grid.
     """
 
     placement: Placement
@@ -56,25 +56,25 @@ class Ranks:
     whole: Callable[[Tensor], Tensor] = lambda value: value
 
     def sizes(self, own: Mapping[str, int], *, device: torch.device) -> list[tuple[int, ...]]:
-        """Gathers the number of samples of each domain on each rank, in this minibatch."""
+        """Gathers every rank's number of samples of each domain, given ``own``, this rank's."""
         numbers = [own.get(name, 0) for name in self.placement.domains]
         what = "comparing numbers of samples"
         return gather_numbers(numbers, self.group, device=device, what=what)
 
     def by_domain(self, sizes: Sequence[Sequence[int]]) -> dict[str, int]:
-        """Returns the number of samples of each domain over all ranks, by name."""
+        """Returns the number of samples of each domain, by name; ``sizes`` are from ``sizes()``."""
         totals = map(sum, zip(*sizes, strict=True))
         return dict(zip(self.placement.domains, totals, strict=True))
 
     def private_scaled(self, codes: Codes, ranks: int) -> Codes:
-        """Scales private codes' gradients for a mean over replicas instead of ``ranks`` ranks."""
+        """Scales gradients of private codes by the number of the domain's replicas / ``ranks``."""
         _, replicas = self.placement.replica(self.rank)
         return replace(codes, private_BC=_scaled(codes.private_BC, replicas / ranks))
 
 
 @dataclass(frozen=True, slots=True)
 class OneGrid(DomainExchange):
-    """Exchange for domains that are all on the ranks of one grid, with the same losses."""
+    """Exchange for domains that are all on a single grid, whose ranks compute the same losses."""
 
     ranks: Ranks
 
@@ -84,16 +84,16 @@ class OneGrid(DomainExchange):
 
 @dataclass(frozen=True, slots=True)
 class _OverGrids(OneGrid):
-    """Exchange with sums over the ranks, or grids of ranks, that share the domains."""
+    """Exchange for domains that are spread over several ranks, or grids of ranks."""
 
     def total(self, counts: Tensor) -> Tensor:
-        """Adds up the counts of all ranks; replicas have counted different samples."""
+        """Returns the sum of all ranks' ``counts``; replicas count different samples."""
         return add_up(counts, self.ranks.group, what="adding up what ranks have counted")
 
     def add_up(self, value: Tensor, domain: str | None) -> Tensor:
-        """Adds up sums of batch norms over the ranks with ``domain``; None: with any domain.
+        """Returns the sum of ``value`` over the ranks with ``domain``, or, if None, any domain.
 
-        In the backward pass, the ranks' gradients are added up.
+        For batch norms. In the backward pass, the ranks' gradients are added up.
         """
         placement, group = self.ranks.placement, self.ranks.replicas
         count = placement.encoders if domain is None else len(placement.ranks_of(domain))
@@ -104,10 +104,10 @@ class _OverGrids(OneGrid):
 
 @dataclass(frozen=True, slots=True)
 class SharedLosses(_OverGrids):
-    """Every rank decodes its own codes, gets the codes of all, and computes all losses."""
+    """Exchange in which every rank decodes its own codes and computes the losses of all codes."""
 
     def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> MinibatchLosses:
-        """Computes the losses of all domains' samples on every rank."""
+        """Computes the losses of all ranks' samples; ``batch`` has those of this rank."""
         ranks = self.ranks
         codes = ranks.private_scaled(module.encoded(batch), ranks.placement.ranks)
         rows = module.decoded(codes)
@@ -134,14 +134,14 @@ class SharedLosses(_OverGrids):
 
 @dataclass(frozen=True, slots=True)
 class OneLossRank(_OverGrids):
-    """Ranks send codes to the last rank, which computes all losses and sends gradients back.
+    """Exchange in which the last rank gets all codes, computes all losses and sends gradients back.
 
-    Source: Tsaris and Hinkle's Multi-DSN, where a rank of its own has classifier, decoder and
+    Source: Tsaris and Hinkle's Multi-DSN, in which a separate rank has classifier, decoder and
     losses.
     """
 
     def losses(self, module: DomainSeparation, batch: Mapping[str, Any]) -> MinibatchLosses:
-        """Computes the losses of all domains on the last rank, which sends them to the others."""
+        """Returns the losses of all ranks' samples, which the last rank computes and sends."""
         ranks, device = self.ranks, module.device
         if ranks.rank == ranks.placement.loss_rank:
             sizes = ranks.sizes({}, device=device)
@@ -205,7 +205,7 @@ def _scaled(value: Tensor, factor: float) -> Tensor:
 
 
 def _from_all(rows: Tensor, counts: Sequence[int], ranks: Ranks, *, what: str) -> Tensor:
-    """Gathers the rows of all ranks, in rank order; only this rank's own rows get gradients."""
+    """Gathers all ranks' rows, ``counts[rank]`` of each; only this rank's own get gradients."""
     others = [rank for rank in range(len(counts)) if rank != ranks.rank]
     pending = start_messages(
         [(rank, rows.detach()) for rank in others],
@@ -232,7 +232,7 @@ def _receive(
 
 
 class _Send(torch.autograd.Function):
-    """Sends codes to the last rank, and receives their gradients in the backward pass."""
+    """Sends codes to the last rank and returns 0; its backward pass receives their gradients."""
 
     @staticmethod
     def forward(ctx: Any, packed: Tensor, ranks: Ranks) -> Tensor:

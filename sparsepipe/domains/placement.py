@@ -9,20 +9,20 @@ from typing import Literal
 from sparsepipe.errors import ConfigError
 
 Roles = Literal["equal", "separate"]
-"""Who computes the losses: every rank, or a separate one as in Tsaris and Hinkle's Multi-DSN."""
+"""Which rank computes the losses: each, or a separate one as in Tsaris and Hinkle's Multi-DSN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Assignment of domains to ranks, in the order of the domains.
+    """Assignment of domains to ranks (or grids of ranks), in the order of the domains.
 
-    With at most as many ranks as domains, the domains are spread evenly over the ranks. With more
-    ranks, the ranks are spread evenly over the domains: a domain's replicas share its samples.
+    With at most as many ranks as domains, the domains are spread evenly over the ranks. With more,
+    the ranks are spread evenly over the domains: a domain's replicas share its samples.
 
     Args:
-        domains: names, the source first.
-        ranks: number of processes.
-        roles: ``separate``: the last rank has no domain, but computes the losses of all.
+        domains: names of the domains, the source first.
+        ranks: number of ranks, or of grids.
+        roles: ``separate``: the last rank has no domain, but computes the losses of all domains.
     """
 
     domains: tuple[str, ...]
@@ -32,19 +32,19 @@ class Placement:
     def __post_init__(self) -> None:
         if self.encoders < 1:
             raise ConfigError(
-                f"ranks={self.ranks} leaves no rank for the domains, since the last one computes "
-                "the losses",
-                remedy="set parallel.devices to at least 2, or parallel.roles=equal",
+                f"the number of ranks, or grids, is {self.ranks}, which leaves none for domains: "
+                "with roles=separate the last one only computes the losses",
+                remedy="use at least two devices (or grids), or set parallel.roles=equal",
             )
 
     @property
     def encoders(self) -> int:
-        """Number of ranks that have domains; they are the first ones."""
+        """Number of ranks that have domains: the first ones."""
         return self.ranks - (self.roles == "separate")
 
     @property
     def loss_rank(self) -> int | None:
-        """The rank that computes the losses; None: all do."""
+        """The rank that computes the losses; None if every rank does."""
         return self.ranks - 1 if self.roles == "separate" else None
 
     def domains_of(self, rank: int) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ class Placement:
         return tuple(rank for rank in range(self.encoders) if domain in self.domains_of(rank))
 
     def replica(self, rank: int) -> tuple[int, int]:
-        """Returns a rank's index among the replicas of its domain, and their number."""
+        """Returns a rank's index among the replicas of its domain, and the number of these."""
         domains = self.domains_of(rank)
         ranks = self.ranks_of(domains[0]) if domains else (rank,)
         return ranks.index(rank), len(ranks)
@@ -73,17 +73,17 @@ def sent_numbers(
 ) -> int:
     """Returns how many floating-point numbers a rank sends to others for a minibatch's losses.
 
-    Where all ranks compute the losses, each sends both codes and the reconstruction error of its
-    samples to all others, and nothing in the backward pass. Where one rank does, the others send it
-    codes and the samples to reconstruct, and it sends back the gradients of the codes; the few
-    values of the losses are not counted.
+    If all ranks compute the losses, each sends the shared and the private code and the
+    reconstruction error of its samples to all others, and nothing in the backward pass. If one rank
+    does, the others send it codes and the samples to reconstruct, and it sends back the gradients
+    of the codes; the few values of the losses are not counted.
 
     Args:
         placement: which ranks have which domains.
         rank: the rank that sends.
         samples: number of samples of each rank.
-        code: number of values of a code.
-        target: number of values to reconstruct of a sample.
+        code: number of values in a code.
+        target: number of values in a sample to reconstruct.
     """
     if placement.loss_rank is None:
         return samples[rank] * (2 * code + 1) * (placement.ranks - 1)

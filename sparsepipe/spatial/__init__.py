@@ -1,4 +1,4 @@
-"""One sample over many devices: each holds a shard, halos are exchanged, results are exact."""
+"""One sample over many devices: each holds a shard and exchanges halos; results are exact."""
 
 from sparsepipe.spatial.grid import Grid
 from sparsepipe.spatial.shard import Shard, cut

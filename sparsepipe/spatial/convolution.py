@@ -1,7 +1,7 @@
 """Convolutions of shards: halos are moved in the forward pass and again in the backward pass.
 
-Layers save the shard without halo and padding for the backward pass: with these, P ranks together
-would save more than one process does.
+For the backward pass, layers save a shard without its halo and padding: otherwise the ranks
+together would save more than one process does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sparsepipe.spatial.shard import (
 
 
 def halo_moves(shard: Shard, windows: Sequence[Window]) -> tuple[Move, ...]:
-    """Returns the moves along each axis of the grid that bring the halos of ``windows``."""
+    """Returns the moves, one for each axis of the grid, that bring the halos of ``windows``."""
     grid, count = shard.grid, len(windows)
     sizes = whole_shape(shard)[-count:]
     if any(window.output_size(size) < 1 for window, size in zip(windows, sizes, strict=True)):
@@ -41,7 +41,8 @@ def halo_moves(shard: Shard, windows: Sequence[Window]) -> tuple[Move, ...]:
         )
     if any(-dim > count for dim in shard.dims):
         raise without_rule(
-            f"a layer over the last {count} dimensions", why=": it is cut along another one"
+            f"a layer over the last {count} dimensions",
+            why=": the sample is cut along another dimension",
         )
     return tuple(
         Move(dim, axis, window_exchanges(windows[dim], size, parts)[grid.coordinate(axis)])
@@ -52,7 +53,7 @@ def halo_moves(shard: Shard, windows: Sequence[Window]) -> tuple[Move, ...]:
 
 
 def as_tuple(value: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """Expands a number, or a sequence of one, to ``count`` numbers, as PyTorch does."""
+    """Repeats a number, or a sequence's only number, ``count`` times; keeps a longer sequence."""
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * count if len(values) == 1 else values
 
@@ -65,11 +66,11 @@ class _Layer:
         grid: grid of the shards.
         windows: windows of the convolution.
         groups: number of groups of channels.
-        moves: moves of halos, except those that leave shards as they are.
-        held: inputs that this rank holds.
-        needed: inputs that it has after the moves.
-        outputs: outputs that it computes.
-        inside: inputs that it both holds and needs.
+        moves: moves that bring halos, without those that change nothing.
+        held: positions of the inputs that this rank holds.
+        needed: positions of the inputs that this rank has after the moves.
+        outputs: positions of the outputs that this rank computes.
+        inside: positions of the inputs that this rank both holds and needs.
     """
 
     grid: Grid
@@ -102,7 +103,7 @@ class _Layer:
         return cls(grid, tuple(windows), groups, moves, *intervals)
 
     def halos(self, place: int) -> list[_Part]:
-        """Returns a part for each halo, before and after, that the move at ``place`` brings."""
+        """Returns the parts for the two halos, before and after, that ``moves[place]`` brings."""
         dim = self.moves[place].dim
         later = [move.dim for move in self.moves[place + 1 :]]
         found = []
@@ -116,7 +117,7 @@ class _Layer:
         return found
 
     def arriving(self, fetching: Fetch | None) -> Iterator[tuple[_Part, Tensor]]:
-        """Yields the part and the inputs of each halo as soon as it arrives."""
+        """Yields, for each halo as soon as it arrives, its part and its inputs."""
         for place in range(len(self.moves)):
             assert fetching is not None
             halos = fetching.halos()
@@ -133,7 +134,7 @@ class _Layer:
         return fetching
 
     def narrowed(self, value: Tensor, moves: Sequence[Move] | None = None) -> Tensor:
-        """Narrows ``value`` to :attr:`inside` in the dimensions of ``moves``, by default of all."""
+        """Narrows ``value`` to :attr:`inside` in the dimensions of ``moves``; None: all moves."""
         for move in self.moves if moves is None else moves:
             inside = self.inside[move.dim]
             first = inside.start - self.held[move.dim].start if inside.size else 0
@@ -141,7 +142,7 @@ class _Layer:
         return value
 
     def arguments(self, padding: Sequence[int]) -> tuple[Any, ...]:
-        """Returns the arguments of PyTorch's convolution that follow its tensors."""
+        """Returns the arguments of ``aten.convolution`` that follow input, weight and bias."""
         return (
             [window.stride for window in self.windows],
             padding,
@@ -154,12 +155,12 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Contribution of some inputs to outputs; a convolution is the sum over parts of its inputs.
+    """What some of a convolution's inputs contribute to outputs; a rank adds up several parts.
 
     Args:
         layer: the convolution.
-        inputs: positions of the inputs, an interval for each of the last dimensions.
-        outputs: positions of outputs, with all of this rank's that ``inputs`` contribute to.
+        inputs: positions of the inputs, an interval for each spatial dimension.
+        outputs: intervals that contain all outputs of this rank that ``inputs`` contribute to.
     """
 
     layer: _Layer
@@ -172,7 +173,7 @@ class _Part:
 
     @property
     def padding(self) -> tuple[list[int], list[int]]:
-        """Padding for PyTorch's convolution, or else, where that does not suffice, for ``F.pad``.
+        """Padding by PyTorch's convolution, and by ``F.pad``; one of the two does all of it.
 
         ``F.pad`` pads inputs of a convolution, outputs of a transposed one; negative padding crops.
         """
@@ -213,9 +214,9 @@ class _Part:
     def gradients(
         self, gradient: Tensor, inputs: Tensor | None, weight: Tensor, mask: Sequence[bool]
     ) -> tuple[Any, ...]:
-        """Computes the gradients of inputs, weight and bias that ``mask`` selects; None for others.
+        """Returns the gradients of inputs, weight and bias, with None where ``mask`` is False.
 
-        ``gradient`` is that of the outputs; ``inputs`` may be None if only their own is selected.
+        ``gradient``: that of the outputs. ``inputs`` are needed only for the weight's gradient.
         """
         transposed, sizes = self.layer.windows[0].transposed, [each.size for each in self.inputs]
         if inputs is None:  # its values do not matter
@@ -249,7 +250,7 @@ class _Part:
         return of_inputs, of_weight, bias if is_behind else of_bias
 
     def of(self, outputs: Tensor) -> Tensor:
-        """Narrows ``outputs``, all outputs of this rank, to those of this part."""
+        """Narrows ``outputs``, a tensor with all outputs of this rank, to those of this part."""
         for dim, (mine, own) in enumerate(zip(self.outputs, self.layer.outputs, strict=True)):
             outputs = outputs.narrow(2 + dim, mine.start - own.start, mine.size)
         return outputs
@@ -273,9 +274,7 @@ class _ShardConvolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Computes gradients of this rank's own inputs while halos are fetched again and their
-        gradients travel back.
-        """
+        """Computes most gradients while halos, and gradients of halos, travel between ranks."""
         local, weight = ctx.saved_tensors
         layer: _Layer = ctx.layer
         moves, mask = layer.moves, ctx.needs_input_grad[:3]
@@ -307,7 +306,7 @@ class _ShardConvolution(torch.autograd.Function):
 
 
 def _start_giving_halos(halos: Sequence[Tensor], move: Move, grid: Grid) -> GiveBack:
-    """Starts sending the gradients of halos back to the ranks that hold their positions."""
+    """Starts sending the gradients of the two halos to the ranks that hold their positions."""
     parts: list[Tensor] = []
     for halo, pieces in zip(halos, halo_pieces(move, grid), strict=True):
         parts += torch.split(halo, [piece.interval.size for piece in pieces], move.dim)

@@ -1,8 +1,8 @@
 """The grid of ranks that share one sample, how a sample is cut over it, and moves between shards.
 
-A move along one axis brings each rank the positions that it needs; its adjoint sends gradients of
-these back to the ranks that hold them and adds them up there. Moves along several axes are made one
-after another, so that corners need no messages of their own.
+A move along one axis brings each rank the positions that it needs. The adjoint of a move sends the
+gradients of these back to the ranks that hold the positions, where they are added up. Moves along
+several axes are made one after another, so that corners need no messages of their own.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _DTYPES = (
     *(torch.complex64, torch.complex128, torch.bool),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
 )
-"""Dtypes, which ranks compare by their index in this tuple."""
+"""Dtypes of shards: ranks tell each other a dtype by its index in this tuple."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Grid:
     """Grid of ranks, with an axis for each spatial dimension of a sample.
 
-    Rank r of the group is at ``numpy.unravel_index(r, shape)``: the last axis varies fastest. The
-    spatial dimensions of a tensor are its last ``len(shape)`` ones.
+    Rank r of the group has the coordinates ``numpy.unravel_index(r, shape)``: the last axis varies
+    fastest. The spatial dimensions of a tensor are its last ``len(shape)`` ones.
 
     Args:
         shape: number of shards along each spatial dimension.
@@ -52,7 +52,7 @@ class Grid:
 
     Attributes:
         size: number of ranks.
-        dimensions: number of axes, that is, of spatial dimensions.
+        dimensions: number of axes of the grid and of spatial dimensions.
         rank: this process's rank in the group.
 
     Raises:
@@ -72,7 +72,7 @@ class Grid:
         object.__setattr__(self, "dimensions", len(self.shape))
         if not self.shape or min(self.shape) < 1:
             raise ConfigError(
-                f"{self.shape} is not a valid shape of a grid",
+                f"{self.shape} is not a valid shape of a grid: it is empty or has an entry below 1",
                 remedy="give a number of shards of at least 1 for each spatial dimension",
             )
         rank, ranks = rank_and_size(self.group)
@@ -80,12 +80,12 @@ class Grid:
             raise ConfigError(
                 f"a grid of {' x '.join(map(str, self.shape))} needs {self.size} ranks, but the "
                 f"process group has {ranks}",
-                remedy="make the product of the grid's shape the number of ranks, or give a group",
+                remedy="change the grid, or give a group with as many ranks as the grid has shards",
             )
         object.__setattr__(self, "rank", rank)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Grid:
-        """Returns the grid itself: a copied model is on the same ranks."""
+        """Returns the grid itself, since a copied model is on the same ranks."""
         return self
 
     def coordinate(self, axis: int) -> int:
@@ -93,15 +93,15 @@ class Grid:
         return self.rank // math.prod(self.shape[axis + 1 :]) % self.shape[axis]
 
     def peer(self, axis: int, coordinate: int) -> int:
-        """Returns the rank at ``coordinate`` along ``axis`` and this rank's other coordinates."""
+        """Returns the rank with this rank's coordinates, except ``coordinate`` along ``axis``."""
         return self.rank + (coordinate - self.coordinate(axis)) * math.prod(self.shape[axis + 1 :])
 
     def held(self, axis: int, size: int) -> Interval:
-        """Returns which of ``size`` positions along ``axis`` this rank holds."""
+        """Returns the interval that this rank holds of ``size`` positions along ``axis``."""
         return shares(size, self.shape[axis])[self.coordinate(axis)]
 
     def shard(self, full: Tensor) -> Tensor:
-        """Returns this rank's view of a whole tensor, whose last dimensions are the spatial ones.
+        """Returns this rank's shard of a whole tensor [..., *spatial], as a view.
 
         Raises:
             ConfigError: the tensor has too few dimensions, or one with fewer positions than shards.
@@ -110,37 +110,38 @@ class Grid:
         return self.part(full)
 
     def part(self, full: Tensor) -> Tensor:
-        """Returns this rank's part like :meth:`shard`, but without checks: it may be empty."""
+        """Returns the same as :meth:`shard`, but without checks; the view may be empty."""
         for dim in range(-self.dimensions, 0):
             held = self.held(dim + self.dimensions, full.shape[dim])
             full = full.narrow(dim, held.start, held.size)
         return full
 
     def check(self, sizes: Sequence[int]) -> None:
-        """Checks that samples of these spatial sizes can be cut over the grid.
+        """Checks that the grid can cut samples of these spatial sizes.
 
         Raises:
-            ConfigError: the samples cannot be cut over the grid.
+            ConfigError: their dimensions are not as many as the grid's, or one is too small.
         """
         if len(sizes) != self.dimensions:
             raise ConfigError(
-                f"samples have {len(sizes)} spatial dimensions, but the grid has {self.dimensions}",
+                f"the number of spatial dimensions is {len(sizes)} in samples, but "
+                f"{self.dimensions} in the grid",
                 remedy="give the grid one entry for each spatial dimension of the samples",
             )
         for axis, (size, parts) in enumerate(zip(sizes, self.shape, strict=True)):
             if size < parts:
                 raise ConfigError(
-                    f"{size} positions in spatial dimension {axis} cannot be cut into {parts} "
-                    "shards",
-                    remedy="use a grid with fewer shards there, or larger samples",
+                    f"a sample of size {size} in spatial dimension {axis} cannot be cut into "
+                    f"{parts} shards",
+                    remedy="use a grid with fewer shards in this dimension, or larger samples",
                 )
 
     def gather(self, local: Tensor) -> Tensor:
         """Gathers on every rank the whole tensor that :meth:`shard` has cut.
 
-        In the backward pass, each rank keeps its part of the gradient: all ranks must compute the
-        same loss of the whole. In a rule (:func:`sparsepipe.spatial.rule`), ``local`` is a
-        :class:`~sparsepipe.spatial.Shard`, and the ranks' gradients of the whole are added up.
+        In the backward pass, each rank keeps its part of the whole's gradient, so all ranks must
+        compute the same loss from the whole. In a rule (:func:`sparsepipe.spatial.rule`), where
+        ``local`` is a :class:`~sparsepipe.spatial.Shard`, the ranks' gradients are added up first.
         """
         if has_torch_function_unary(local):
             return handle_torch_function(Grid.gather, (local,), self, local)
@@ -148,7 +149,7 @@ class Grid:
         return moved(local, moves, self, keeps_part=True)
 
     def whole_sizes(self, local: Tensor) -> tuple[int, ...]:
-        """Returns spatial sizes of the whole that ``local`` is a shard of; a collective call.
+        """Returns the spatial sizes of the whole that ``local`` is a shard of; a collective call.
 
         Raises:
             ConfigError: the ranks do not hold balanced shards of one batch.
@@ -156,7 +157,7 @@ class Grid:
         if not self.dimensions <= local.dim() <= _MOST_DIMENSIONS:
             raise ConfigError(
                 f"a tensor with {local.dim()} dimensions cannot be a shard on a grid with "
-                f"{self.dimensions}",
+                f"{self.dimensions} axes",
                 remedy=f"give tensors with {self.dimensions} to {_MOST_DIMENSIONS} dimensions",
             )
         dtype = _DTYPES.index(local.dtype) if local.dtype in _DTYPES else -1
@@ -181,7 +182,7 @@ class Grid:
         listed = []
         for rank, (dims, dtype, with_gradient, *shape) in enumerate(entries):
             name = str(_DTYPES[dtype]).removeprefix("torch.") if dtype >= 0 else "another dtype"
-            needs = " that needs a gradient" * with_gradient
+            needs = " that requires a gradient" * with_gradient
             listed.append(f"rank {rank}: {name} {shape[:dims]}{needs}")
         raise ConfigError(
             f"ranks do not hold balanced shards of one batch: {'; '.join(listed)}",
@@ -192,11 +193,11 @@ class Grid:
 def best_grid(sizes: Sequence[int], ranks: int) -> tuple[int, ...]:
     """Returns the shape of the grid of ``ranks`` that exchanges least for samples of ``sizes``.
 
-    At each cut across an axis, neighbours exchange layers as large as a cross-section of the whole.
+    What counts is the total area of the cuts, since neighbours exchange layers along each cut.
     Among equal grids, the one that cuts the later dimensions is chosen.
 
     Raises:
-        ConfigError: the samples have too few positions for that many ranks.
+        ConfigError: every grid of that many ranks has more shards than positions along some axis.
     """
     factors = [number for number in range(1, ranks + 1) if ranks % number == 0]
     found = [
@@ -207,8 +208,8 @@ def best_grid(sizes: Sequence[int], ranks: int) -> tuple[int, ...]:
     ]
     if not found:
         raise ConfigError(
-            f"samples of size {list(sizes)} cannot be cut into {ranks} shards",
-            remedy="use fewer devices, or replicas of smaller grids",
+            f"no grid cuts samples of size {list(sizes)} into {ranks} shards",
+            remedy="use another number of devices, or replicas of smaller grids",
         )
     across = math.prod(sizes)
     exchanged = {
@@ -223,7 +224,7 @@ class Move:
     """An exchange along one axis of a grid.
 
     Args:
-        dim: dimension of the tensors, counted from their end (negative).
+        dim: dimension of the tensors along that axis, counted from the end (negative).
         axis: axis of the grid.
         exchange: what this rank sends and receives.
     """
@@ -234,7 +235,7 @@ class Move:
 
 
 def whole_on_all(grid: Grid, dims: Sequence[int], full: Sequence[int]) -> list[Move]:
-    """Returns moves that bring every rank the whole, of sizes ``full`` in dimensions ``dims``."""
+    """Returns moves that give every rank the whole, whose sizes in ``dims`` are ``full``."""
     found = []
     for axis, (dim, size) in enumerate(zip(dims, full, strict=True)):
         plans = exchanges(size, ((Interval(0, size),),) * grid.shape[axis])
@@ -244,7 +245,7 @@ def whole_on_all(grid: Grid, dims: Sequence[int], full: Sequence[int]) -> list[M
 
 @dataclass(slots=True)
 class Fetch:
-    """A move in progress: its messages are under way."""
+    """A move whose messages are under way."""
 
     local: Tensor
     move: Move
@@ -268,7 +269,7 @@ class Fetch:
         return cls(local, move, grid, pending)
 
     def wait(self) -> Tensor:
-        """Waits for and returns the positions that this rank needs, in order."""
+        """Waits for the messages; returns a tensor with the positions that this rank needs."""
         received = iter(self.pending.wait())
         held, own = self.move.exchange.held.start, self.grid.coordinate(self.move.axis)
         dim = self.move.dim
@@ -282,7 +283,7 @@ class Fetch:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
     def halos(self) -> tuple[Tensor, Tensor]:
-        """Waits for and returns other ranks' halos, before and after this rank's shard."""
+        """Waits for the messages; returns the halos before and after this rank's shard."""
         received = iter(self.pending.wait())
         before, behind = (
             [part for _, part in zip(pieces, received, strict=False)]
@@ -294,7 +295,7 @@ class Fetch:
 
 @dataclass(slots=True)
 class GiveBack:
-    """Adjoint of a move, in progress: gradients are under way to the ranks with the positions."""
+    """The adjoint of a move, whose gradients are under way to the ranks with their positions."""
 
     move: Move
     pending: Pending
@@ -306,7 +307,7 @@ class GiveBack:
     ) -> GiveBack:
         """Starts sending ``gradients``, one for each of the move's pieces that other ranks hold.
 
-        ``like`` has their shape except in the move's dimension.
+        ``like``: any tensor with their dtype, device and shape except in the move's dimension.
         """
         peer, own = partial(grid.peer, move.axis), grid.coordinate(move.axis)
         theirs = [piece for piece in move.exchange.pieces if piece.rank != own]
@@ -324,10 +325,10 @@ class GiveBack:
         return cls(move, pending, like)
 
     def wait(self, kept: Sequence[tuple[Interval, Tensor]], *, is_own: bool = False) -> Tensor:
-        """Waits for and returns the gradient of this rank's shard.
+        """Waits for the messages; returns the gradient of this rank's shard.
 
-        ``kept`` are intervals of the shard with this rank's own gradients, which may be added to in
-        place if ``is_own``.
+        ``kept``: positions in the shard, each with the gradient that this rank has itself computed;
+        with ``is_own``, these tensors may be changed in place.
         """
         held, dim = self.move.exchange.held, self.move.dim
         if len(kept) == 1 and kept[0][0] == held:
@@ -346,7 +347,7 @@ class GiveBack:
 
 
 def halo_pieces(move: Move, grid: Grid) -> tuple[list[Piece], list[Piece]]:
-    """Returns the pieces of a rank's halos from other ranks, before and after its shard."""
+    """Returns the pieces of this rank's halos, which others hold, before and after its shard."""
     own, end = grid.coordinate(move.axis), move.exchange.held.stop
     theirs = [piece for piece in move.exchange.pieces if piece.rank != own]
     return (
@@ -356,7 +357,7 @@ def halo_pieces(move: Move, grid: Grid) -> tuple[list[Piece], list[Piece]]:
 
 
 def fetch(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
-    """Fetches what this rank needs after all moves; autograd does not record it."""
+    """Makes ``moves`` one after another, without autograd; returns what this rank then has."""
     fetching = Fetch.start(local, moves[0], grid)
     for move in moves[1:]:
         fetching = Fetch.start(fetching.wait(), move, grid)
@@ -366,7 +367,7 @@ def fetch(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
 def give_back(
     gradient: Tensor, moves: Sequence[Move], grid: Grid, *, is_own: bool = False
 ) -> Tensor:
-    """Computes the adjoint of :func:`fetch`, in the memory of ``gradient`` if ``is_own``."""
+    """Computes the adjoint of :func:`fetch`; with ``is_own`` it may overwrite ``gradient``."""
     for move in reversed(moves):
         own, pieces = grid.coordinate(move.axis), move.exchange.pieces
         sizes = [piece.interval.size for piece in pieces]
@@ -380,7 +381,7 @@ def give_back(
 
 
 class _Moved(torch.autograd.Function):
-    """Makes a move; with ``keeps_part``, the result's gradients are equal on all ranks."""
+    """Makes a move; with ``keeps_part``, a rank's gradient is a part of its result's gradient."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, grid: Grid, move: Move, keeps_part: bool) -> Tensor:
@@ -404,11 +405,11 @@ class _Moved(torch.autograd.Function):
 
 
 def moved(local: Tensor, moves: Sequence[Move], grid: Grid, *, keeps_part: bool = False) -> Tensor:
-    """Fetches what this rank needs after all moves; gradients go back to the ranks that hold it.
+    """Makes ``moves`` one after another, with autograd; returns what this rank then has.
 
-    Where a rank has all that it needs, the result is a view, so that nothing is kept twice for the
-    backward pass. With ``keeps_part``, for moves of :func:`whole_on_all`, the gradient of the whole
-    is equal on all ranks, and each keeps its part.
+    Gradients go back to the ranks that hold the positions. A rank that needs only what it holds
+    gets a view, so that nothing is kept twice for the backward pass. ``keeps_part``: for moves of
+    :func:`whole_on_all` if all ranks get the same gradient of the whole: each keeps its part of it.
     """
     for move in moves:
         if move.exchange.is_nothing and not keeps_part:

@@ -1,4 +1,4 @@
-"""Which inputs a shard's outputs need, and who holds them: pure arithmetic on intervals.
+"""Which inputs a shard's outputs need, and which rank holds them: pure arithmetic on intervals.
 
 Along one axis, an array of n positions is cut into P shards as equal as possible: rank r holds
 ``r * n // P`` up to ``(r + 1) * n // P``. Layers keep to that: a layer whose output has m positions
@@ -32,7 +32,7 @@ class Interval:
         return Interval(start, max(start, min(self.stop, other.stop)))
 
     def without(self, other: Interval) -> tuple[Interval, Interval]:
-        """Returns the positions of this interval before ``other`` and after it."""
+        """Returns the parts of this interval before ``other`` and after it."""
         return (
             Interval(self.start, max(self.start, min(self.stop, other.start))),
             Interval(min(self.stop, max(self.start, other.stop)), self.stop),
@@ -44,7 +44,7 @@ EMPTY = Interval(0, 0)
 
 @lru_cache(maxsize=4096)
 def shares(size: int, parts: int) -> tuple[Interval, ...]:
-    """Returns the intervals of ``parts`` balanced shards of ``size`` positions."""
+    """Returns the intervals into which ``size`` positions are cut for ``parts`` balanced shards."""
     return tuple(Interval(r * size // parts, (r + 1) * size // parts) for r in range(parts))
 
 
@@ -57,14 +57,14 @@ class Window:
     ``i * stride - before + t * dilation``.
 
     Args:
-        kernel: number of taps.
+        kernel: number of taps, that is, of inputs in a window.
         stride: distance between neighbouring windows.
-        before: positions of padding before the first input; negative ones crop.
-        after: positions of padding after the last input; negative ones crop.
+        before: number of positions of padding before the first input; a negative number crops.
+        after: the same after the last input.
         dilation: distance between neighbouring taps.
         transposed: whether the window is that of a transposed convolution.
-        output_padding: positions that a transposed convolution adds at the end of its output.
-        ceil_mode: whether a pool keeps a last window that is not full.
+        output_padding: number of positions that a transposed convolution adds at its output's end.
+        ceil_mode: whether a pool keeps a last window that reaches beyond input and padding.
     """
 
     kernel: int = 1
@@ -99,14 +99,14 @@ class Window:
         return count - 1 if (count - 1) * self.stride >= size + self.before else count
 
     def needs(self, outputs: Interval, size: int) -> Interval:
-        """Returns which of ``size`` inputs ``outputs`` depend on."""
+        """Returns the interval, within ``size`` inputs, that ``outputs`` depend on."""
         if not outputs.size:
             return EMPTY
         found = self._spread(outputs) if not self.transposed else self._gathered(outputs)
         return found & Interval(0, size)
 
     def reached(self, inputs: Interval) -> Interval:
-        """Returns the outputs that ``inputs`` contribute to, also beyond those that exist."""
+        """Returns the outputs that ``inputs`` contribute to, including some that do not exist."""
         if not inputs.size:
             return EMPTY
         return self._spread(inputs) if self.transposed else self._gathered(inputs)
@@ -122,7 +122,7 @@ class Window:
     def padding(self, outputs: Interval, size: int) -> tuple[int, int]:
         """Returns how many positions of padding ``outputs`` see before and after their inputs.
 
-        Not for transposed windows, which see none.
+        The window must not be transposed.
         """
         if not outputs.size:
             return 0, 0
@@ -136,11 +136,11 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Positions of the whole that go from one rank of an axis to another.
+    """Positions that one rank along an axis gets from another, or from itself.
 
     Args:
-        rank: coordinate of the other rank along the axis.
-        interval: positions of the whole.
+        rank: coordinate, along the axis, of the rank at the other end.
+        interval: positions, counted in the whole.
     """
 
     rank: int
@@ -149,12 +149,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Pieces that one rank of an axis sends and receives, so that each rank has what it needs.
+    """What one rank along an axis sends and receives, so that each rank has what it needs.
 
     Args:
-        held: positions of its shard.
-        pieces: what it needs, in order, each from the rank that holds it, itself included.
-        sends: pieces of its shard for others, in the order in which each of these needs them.
+        held: positions of the rank's shard.
+        pieces: what the rank needs, in order, each from the rank that holds it, itself included.
+        sends: pieces of the rank's shard for others, in the order in which each receives them.
     """
 
     held: Interval
@@ -163,7 +163,7 @@ class Exchange:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this rank neither sends nor receives anything."""
+        """Whether the rank neither sends nor receives anything."""
         own = all(piece.interval & self.held == piece.interval for piece in self.pieces)
         return own and not self.sends
 
@@ -174,7 +174,7 @@ class Exchange:
 
     @property
     def sent(self) -> int:
-        """Number of positions that this rank sends to others."""
+        """Number of positions that the rank sends to others, counted once for each of these."""
         return sum(piece.interval.size for piece in self.sends)
 
 
@@ -183,9 +183,9 @@ def exchanges(size: int, needs: tuple[tuple[Interval, ...], ...]) -> tuple[Excha
     """Returns what each rank along an axis of balanced shards sends and receives.
 
     Args:
-        size: positions of the whole.
-        needs: for each rank of the axis, the intervals that it needs, in the order in which it
-            joins them. They may overlap.
+        size: number of positions of the whole.
+        needs: for each rank, the intervals that it needs, in the order in which it concatenates
+            them; they may overlap.
     """
     held = shares(size, len(needs))
     pieces = [
@@ -215,7 +215,7 @@ def exchanges(size: int, needs: tuple[tuple[Interval, ...], ...]) -> tuple[Excha
 
 @lru_cache(maxsize=4096)
 def window_exchanges(window: Window, size: int, parts: int) -> tuple[Exchange, ...]:
-    """Returns each rank's exchange before a layer with ``window``, for ``parts`` shards."""
+    """Returns each rank's exchange before a layer with ``window`` on ``parts`` shards."""
     outputs = shares(window.output_size(size), parts)
     return exchanges(size, tuple((window.needs(each, size),) for each in outputs))
 
@@ -225,15 +225,14 @@ def sent_bytes(
 ) -> tuple[int, ...]:
     """Returns the bytes that each rank of a grid sends for the halos of one layer.
 
-    Axes are moved one after another, so a message along one carries what the axes before it have
-    brought. The adjoint sends the same messages back. A convolution or a pool moves halos in the
-    forward pass and again in the backward pass, and gradients of halos back: in both passes all
-    ranks together send three times the sum of these numbers, or two times where the layer's input
-    needs no gradient.
+    Moves along the axes follow each other, so a message along one carries halos of the axes before
+    it. A convolution or a pool moves halos in the forward pass and again in the backward pass, and
+    sends as many bytes of their gradients back: in both passes together, all ranks send three times
+    the sum of these numbers, or two times if the layer's input needs no gradient.
 
     Args:
         windows: windows of the layer, one for each axis of the grid.
-        sizes: positions of the whole along each axis.
+        sizes: number of positions of the whole along each axis.
         parts: number of shards along each axis.
         position_bytes: bytes of one position of the grid: samples times channels times positions
             of uncut dimensions times bytes of an element.

@@ -1,7 +1,7 @@
 """Normalisation of shards with statistics of the whole sample.
 
-One function serves all norms: it normalises a channel of the minibatch (batch norm), or a group or
-an instance of one sample. The only tensor as large as a sample that it saves is its input.
+One function serves all norms: it normalises a channel of the minibatch (batch norm), or a group of
+channels or one channel of a sample. It saves no tensor as large as a sample except its input.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Normalised(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class _Over:
-    """Values normalised together: those along ``dims``, of which the whole has ``count``."""
+    """The values normalised together: those along ``dims``, ``count`` of them in the whole."""
 
     dims: tuple[int, ...]
     count: int
@@ -101,7 +101,7 @@ class _Over:
 
 
 def batch_norm(module: nn.modules.batchnorm._BatchNorm, grid: Grid, input: Shard) -> Tensor:
-    """Rule of batch norms; a step that activation checkpointing repeats is counted once."""
+    """Rule of batch norms; a forward pass that checkpointing repeats counts as one batch."""
     tracked = module.running_mean is not None
     momentum = module.momentum
     if module.training and tracked:
@@ -134,7 +134,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Normalises with statistics of the whole; running variances are divided by n - 1.
+    """Normalises with the statistics of the whole; running variances are unbiased (n - 1).
 
     A forward pass that activation checkpointing repeats does not change running statistics.
     """

@@ -39,13 +39,13 @@ __rmul__ __imul__ __truediv__ __rtruediv__ __itruediv__ __floordiv__ __pow__ __r
 __pos__ __abs__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __xor__
 __rand__ __ror__ __mod__
 """.split()  # noqa: SIM905
-"""Functions whose result at a position depends on that position of the arguments only."""
+"""Functions whose result at a position depends only on the arguments at that position."""
 
 _SAME = """
 dim is_floating_point is_complex element_size __hash__ is_contiguous get_device register_hook
 retain_grad requires_grad_
 """.split()  # noqa: SIM905
-"""Functions that act on a shard as they do on the whole."""
+"""Functions that run on a shard as on any tensor."""
 
 _PROPERTIES = """
 dtype device requires_grad grad_fn is_leaf layout is_cuda is_cpu is_sparse ndim names is_quantized
@@ -58,7 +58,7 @@ _ALONG: dict[str, tuple[int, int | None]] = {
     **dict.fromkeys("chunk split tensor_split".split(), (1, 0)),  # noqa: SIM905
     **{"glu": (0, -1), "normalize": (1, 1)},
 }
-"""Functions along one dimension: the place of ``dim`` after the input, and its default."""
+"""Functions along one dimension: index of the argument ``dim`` after the input, and its default."""
 
 
 def _named(names: Sequence[str]) -> list[Any]:
@@ -97,7 +97,7 @@ def _each_position(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @function_rule(Tensor.to, Tensor.type, Tensor.type_as)
 def _converted(func: Callable[..., Any], value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Converts dtype or device; ``value`` or the tensor to follow may be a shard."""
+    """Converts dtype or device; ``value``, and the tensor whose type it takes, may be shards."""
     given = [local_of(each) if isinstance(each, Shard) else each for each in args]
     if not isinstance(value, Shard):
         return func(value, *given, **kwargs)
@@ -198,7 +198,7 @@ def _permuted(func: Callable[..., Tensor], input: Shard, *args: Any, **kwargs: A
     *(torch.squeeze, Tensor.squeeze, torch.unsqueeze, Tensor.unsqueeze),
 )
 def _reshaped(func: Callable[..., Tensor], shard: Shard, *args: Any, **kwargs: Any) -> Any:
-    """Returns a shard if the cut dimensions stay the last ones, else the whole, a plain tensor."""
+    """Returns a shard if cut dimensions, and those after them, stay; else the whole, reshaped."""
     given = [each.shape if isinstance(each, Tensor) else each for each in args]
     if func in (Tensor.view_as, Tensor.reshape_as):
         func = Tensor.reshape
@@ -215,7 +215,7 @@ def _reshaped(func: Callable[..., Tensor], shard: Shard, *args: Any, **kwargs: A
 
 @function_rule(Tensor.__getitem__)
 def _getitem(_: Any, input: Shard, index: Any) -> Any:
-    """Indexes with slices, ints, None and ``...``, except in dimensions that are cut."""
+    """Indexes with slices, ints, None and ``...``; in cut dimensions, only with a full slice."""
     given = list(index) if isinstance(index, tuple) else [index]
     ndim = local_of(input).dim()
     if any(
@@ -244,7 +244,7 @@ def _getitem(_: Any, input: Shard, index: Any) -> Any:
 
 @function_rule(F.linear, F.layer_norm)
 def _over_last(func: Callable[..., Any], input: Shard, over: Any, *args: Any, **kwargs: Any) -> Any:
-    """Applies a layer over the last dimension, or over those of ``normalized_shape``."""
+    """Applies ``linear`` (``over``: weight) or ``layer_norm`` (the shape) over uncut dimensions."""
     count = 1 if func is F.linear else len(over)
     if any(-dim <= count for dim in input.dims):
         raise without_rule(f"{func.__name__} over a dimension that is cut")
@@ -259,7 +259,7 @@ def _dropout(
     func: Callable[..., Any], input: Shard, p: float = 0.5, training: bool = True,
     inplace: bool = False,
 ) -> Shard:  # fmt: skip
-    """Applies this rank's part of the mask of the whole; every rank draws the same mask."""
+    """Draws the mask of the whole, the same on every rank, and applies this rank's part of it."""
     if not training or p == 0:
         return input
     shape, draw = whole_shape(input), torch.dropout

@@ -1,6 +1,6 @@
 """Rules for sums, means, maxima and losses of shards, whose results all ranks have.
 
-The gradient of a value that all ranks have is partial on each, so that the adjoint of a sum over
+The ranks' gradients of such a result add up to its gradient, so that the adjoint of a sum over
 ranks is a sum over ranks.
 """
 
@@ -32,7 +32,7 @@ from sparsepipe.spatial.shard import (
 
 
 def enter(value: Tensor, grid: Grid) -> Tensor:
-    """Passes a value that all ranks have to layers on shards; adds up the ranks' gradients."""
+    """Returns ``value``, equal on all ranks, for layers on shards; adds up the ranks' gradients."""
     result = value.view_as(value)
     if result.requires_grad:
         what = "adding up gradients over shards"
@@ -41,10 +41,10 @@ def enter(value: Tensor, grid: Grid) -> Tensor:
 
 
 def leave(value: Tensor, grid: Grid) -> Tensor:
-    """Passes a value that all ranks have from layers on shards to ordinary code.
+    """Returns ``value``, equal on all ranks, from layers on shards for ordinary code.
 
-    The inverse of :func:`enter`: all ranks go on to compute the same, so that each takes an equal
-    share of the gradient.
+    The inverse of :func:`enter`: since all ranks then compute the same loss, the gradient that
+    layers get on each is divided by the number of ranks.
     """
     result = value.view_as(value)
     if result.requires_grad:
@@ -60,8 +60,8 @@ def widened(dtype: torch.dtype) -> torch.dtype:
 def total(shard: Shard, dims: Sequence[int], how: Callable[..., Tensor]) -> Tensor:
     """Reduces the whole over ``dims``, which include all cut ones and are kept with size 1.
 
-    ``how`` is ``torch.sum``, ``torch.mean`` or ``torch.amax``; the last one gathers the whole. Sums
-    of values of half precision are made in single precision and rounded once.
+    ``how``: ``torch.sum``, ``torch.mean`` or ``torch.amax``, which gathers the whole. Sums of
+    values of half precision are computed in single precision and rounded once.
     """
     if how is torch.amax:
         return how(whole(shard), dims, keepdim=True)
@@ -75,13 +75,13 @@ def total(shard: Shard, dims: Sequence[int], how: Callable[..., Tensor]) -> Tens
 
 
 def _sum_of(losses: Tensor, grid: Grid) -> Tensor:
-    """Adds up all ranks' losses, in single precision at least."""
+    """Adds up the elements of ``losses`` over all ranks, in single precision at least."""
     summed = losses.sum(dtype=widened(losses.dtype))
     return added_up(summed, grid.group, what="values of shards").to(losses.dtype)
 
 
 def _without(local: Tensor, shard: Shard, gone: Sequence[int]) -> Shard:
-    """Returns ``local`` as a shard like ``shard`` without the uncut dimensions ``gone``."""
+    """Returns ``local`` as a shard like ``shard``, but without its uncut dimensions ``gone``."""
     dims = [dim + sum(each > dim for each in gone) for dim in shard.dims]
     return shard_of(local, shard.grid, dims, shard.full)
 
@@ -137,7 +137,7 @@ def _argmax(_: Any, input: Shard, dim: int | None = None, keepdim: bool = False)
 def _elementwise_loss(
     func: Callable[..., Any], *args: Any, reduction: str = "mean", **kwargs: Any
 ) -> Any:
-    """Computes the mean or sum of a loss over the whole, on every rank."""
+    """Computes the mean or sum of a loss over the whole on every rank, or a shard of losses."""
     if kwargs.get("size_average") is not None or kwargs.get("reduce") is not None:
         raise without_rule("a loss with size_average or reduce", why=": give it a reduction")
     shards = [each for each in [*args, *kwargs.values()] if isinstance(each, Shard)]
@@ -166,7 +166,7 @@ def _class_loss(
     reduction: str = "mean",
     **smoothing: float,
 ) -> Any:
-    """Computes a loss over classes in dimension 1; its mean is over all voxels of the whole."""
+    """Computes a loss over the classes in dimension 1, reduced over all positions of the whole."""
     if size_average is not None or reduce is not None:
         raise without_rule("a loss with size_average or reduce", why=": give it a reduction")
     if not isinstance(input, Shard):  # after a layer that gathers the whole; labels are cut

@@ -35,7 +35,7 @@ _AVG = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 def by_whole(func: Callable[..., Tensor], input: Shard, *args: Any, **kwargs: Any) -> Shard:
     """Gathers the whole, computes on every rank what one device would, and cuts the result.
 
-    The rule for rare functions: every rank needs the memory and the time of one device.
+    A rule for rare functions, since every rank needs the memory and the time of one device.
     """
     if input.dims != tuple(range(-input.grid.dimensions, 0)):
         raise without_rule(f"{func.__name__} of permuted dimensions")
@@ -61,10 +61,10 @@ def _pool_windows(
 
 
 class _Recomputed(torch.autograd.Function):
-    """Applies a layer that needs halos, and keeps the shard without them for the backward pass.
+    """Applies a layer to a shard with halos, but saves the shard without them.
 
-    That shard is what the layer before has kept as well. The backward pass fetches the halos and
-    computes the layer again.
+    The layer before has usually saved the shard too, so this takes no memory. The backward pass
+    fetches the halos and computes the layer again.
     """
 
     @staticmethod
@@ -109,7 +109,7 @@ def _windowed(
         compute: called with the shard with its halo and padding, the intervals of this rank's
             outputs and the sizes of the whole; returns these outputs.
         padding: value of positions beyond the whole.
-        keeps_input: whether PyTorch's layer keeps its input for the backward pass.
+        keeps_input: whether PyTorch's layer saves its input for the backward pass.
     """
     moves, grid = halo_moves(shard, windows), shard.grid
     sizes = list(whole_shape(shard)[-len(windows) :])
@@ -196,13 +196,13 @@ def _avg_pool(
 
 
 _Taps = Sequence[Sequence[tuple[int, float]]]
-"""For each output, the positions of the inputs that it sums, with their weights."""
+"""For each output, the (position, weight) of each input whose weighted values it sums."""
 
 
 def _picked(shard: Shard, dim: int, taps: _Taps) -> Shard:
     """Computes weighted sums of positions in ``dim`` (negative), one for each entry of ``taps``.
 
-    Like PyTorch, it computes with values of half precision in single precision.
+    As in PyTorch, sums of values of half precision are computed in single precision.
     """
     local, full, start = local_of(shard), list(shard.full), 0
     if dim in shard.dims:
@@ -273,7 +273,7 @@ def _interpolate(
 
 
 def _nearest_taps(n: int, m: int, scale: float | None, values: Tensor, *, exact: bool) -> _Taps:
-    """Finds nearest inputs with PyTorch's rounding: on CUDA, in single precision throughout."""
+    """Returns the nearest of ``n`` inputs for each of ``m`` outputs, rounded as by PyTorch."""
     on_host = values.device.type == "cpu"
     real = np.float64 if on_host and values.dtype == torch.float64 else np.float32
     ratio = real(n) / real(m) if scale is None else real(1 / scale)
@@ -335,7 +335,7 @@ def _adaptive_pool(
     output_size: int | Sequence[int | None],
     return_indices: bool = False,
 ) -> Any:
-    """Averages globally by sums over ranks; gathers the whole for any other pool."""
+    """Computes a global average by a sum over ranks; gathers the whole for any other pool."""
     if return_indices:
         raise without_rule("adaptive_max_pool with return_indices")
     count = input.dim() - 2

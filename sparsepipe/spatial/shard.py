@@ -1,11 +1,11 @@
 """A tensor that is one rank's shard of a whole, and the rules by which functions act on it.
 
 A :class:`Shard` reports the sizes of the whole wherever PyTorch asks for its shape, so that a
-module written for one device computes with the same numbers. A function that is called with one
-uses its rule or raises: nothing silently treats a shard as the whole.
+module written for one device computes with the same numbers. A function that is called with a shard
+uses its rule, or raises if it has none: nothing silently treats a shard as the whole.
 
 Values that all ranks have (the result of a global pool, a loss) are plain tensors. Their gradients
-are *partial*: the gradient of the whole is the sum over the ranks, as it is for parameters.
+are *partial*: the ranks' gradients add up to the gradient, as those of parameters do.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Shard(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Refuses operators that are reached without a rule, such as from TorchScript.
+        """Raises if an operator is reached without a rule, for example from TorchScript.
 
-        Allowed are the view that :func:`local_of` takes, and the copy that autograd saves.
+        Exceptions are the view that :func:`local_of` takes, and the copy that autograd saves.
         """
         is_own = func is torch.ops.aten.alias.default and not torch._C._is_torch_function_enabled()
         if not is_own and func is not torch.ops.aten.detach.default:
@@ -76,9 +76,9 @@ class Shard(Tensor):
 
 
 def function_rule(*functions: Any) -> Callable[[_Rule], _Rule]:
-    """Registers how ``functions`` act on shards.
+    """Returns a decorator that registers how ``functions`` act on shards.
 
-    A rule is called with the function and its arguments, of which at least one holds a shard.
+    The decorated rule is called with the function and its arguments, which contain a shard.
     """
 
     def register(found: _Rule) -> _Rule:
@@ -97,7 +97,7 @@ def shard_of(local: Tensor, grid: Grid, dims: Sequence[int], full: Sequence[int]
 
 
 def local_of(value: Tensor) -> Tensor:
-    """Returns the plain tensor that a shard holds."""
+    """Returns this rank's part, a plain tensor, of a shard."""
     with torch._C.DisableTorchFunctionSubclass():
         # Rules return views, so a shard straight from an autograd function is not a rule's.
         node: Any = value.grad_fn
@@ -109,16 +109,16 @@ def local_of(value: Tensor) -> Tensor:
 
 
 _KNOWN_FUNCTIONS = ("CheckpointFunction", "BackwardHookFunction")
-"""Functions of reentrant checkpointing and of module hooks, which compute nothing themselves."""
+"""Autograd functions of reentrant checkpointing and of module hooks, which change no values."""
 
 
 def alike(local: Tensor, shard: Shard, *, full: Sequence[int] | None = None) -> Shard:
-    """Returns ``local`` as a shard like ``shard``; ``full``: other sizes of the whole, if given."""
+    """Returns ``local`` as a shard like ``shard``, or, if given, of a whole with sizes ``full``."""
     return shard_of(local, shard.grid, shard.dims, shard.full if full is None else full)
 
 
 def whole_shape(shard: Shard) -> torch.Size:
-    """Returns the shape of the whole."""
+    """Returns the shape of the whole tensor of which this is a shard."""
     shape = list(local_of(shard).shape)
     for dim, size in zip(shard.dims, shard.full, strict=True):
         shape[dim] = size
@@ -126,7 +126,7 @@ def whole_shape(shard: Shard) -> torch.Size:
 
 
 def whole(shard: Shard) -> Tensor:
-    """Gathers the whole on every rank, for layers that need all of it; gradients are partial."""
+    """Gathers the whole on every rank, for layers that need it; their gradients are added up."""
     moves = whole_on_all(shard.grid, shard.dims, shard.full)
     return moved(local_of(shard), moves, shard.grid)
 
@@ -137,14 +137,14 @@ Shard.rules[Grid.gather] = lambda _, grid, local: whole(local)
 def cut(whole: Tensor, grid: Grid) -> Shard:
     """Returns this rank's shard of a tensor [..., *spatial] that all ranks have.
 
-    In a rule it is the inverse of :meth:`Grid.gather`.
+    In a rule, this is the inverse of :meth:`Grid.gather`.
     """
     dims = range(-grid.dimensions, 0)
     return shard_of(grid.part(whole), grid, dims, whole.shape[-grid.dimensions :])
 
 
 class _Shared(torch.autograd.Function):
-    """Cuts a rank's shard from a whole; the backward pass gathers the gradient on every rank."""
+    """Cuts this rank's shard; the backward pass gathers the whole's gradient on every rank."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, grid: Grid) -> Tensor:
@@ -160,25 +160,25 @@ class _Shared(torch.autograd.Function):
 
 
 def share(whole: Tensor, grid: Grid) -> Shard:
-    """Returns this rank's shard of a tensor that all ranks have computed as one device would.
+    """Returns this rank's shard of a tensor that ordinary code has computed on all ranks.
 
-    Gradients of the whole are complete and equal on all ranks, not partial as with :func:`cut`.
+    The gradient of ``whole`` is complete on each rank, not partial as with :func:`cut`.
     """
     local: Tensor = _Shared.apply(whole, grid)  # type: ignore[no-untyped-call]
     return shard_of(local, grid, range(-grid.dimensions, 0), whole.shape[-grid.dimensions :])
 
 
 def gathered(shard: Shard) -> Tensor:
-    """Gathers the whole on every rank, for code that computes with it as on one device."""
+    """Gathers the whole on every rank for ordinary code, whose loss all ranks then compute."""
     moves = whole_on_all(shard.grid, shard.dims, shard.full)
     return moved(local_of(shard), moves, shard.grid, keeps_part=True)
 
 
 def own_part(value: Any, shard: Shard) -> Any:
-    """Returns the part of an argument that belongs to ``shard``.
+    """Returns the part of an argument ``value`` that belongs to this rank's ``shard``.
 
-    It is the local tensor of a shard, a part of a plain tensor whose sizes broadcast to the whole,
-    or any other value as it is.
+    It is the local tensor of a shard, the part of a plain tensor that broadcasts to the whole, or
+    any other value as it is.
     """
     if isinstance(value, Shard) or not isinstance(value, Tensor):
         return local_of(value) if isinstance(value, Shard) else value
@@ -192,13 +192,13 @@ def own_part(value: Any, shard: Shard) -> Any:
             raise ConfigError(
                 f"a tensor of shape {list(value.shape)} cannot be combined with a shard of a whole "
                 f"of shape {list(whole_shape(shard))}",
-                remedy="give the tensor the sizes of the whole",
+                remedy="give the tensor the sizes of the whole in cut dimensions, or size 1",
             )
     return value
 
 
 def uncut(shard: Tensor, dim: int, what: str) -> int:
-    """Returns ``dim`` counted from the end; refuses a dimension that is cut."""
+    """Returns ``dim`` counted from the end; raises an error about ``what`` if it is cut."""
     place = dim if dim < 0 else dim - local_of(shard).dim()
     if isinstance(shard, Shard) and place in shard.dims:
         raise without_rule(f"{what} a dimension that is cut")
@@ -206,7 +206,7 @@ def uncut(shard: Tensor, dim: int, what: str) -> int:
 
 
 def without_rule(name: str, *, why: str = "") -> ConfigError:
-    """Returns the error for a function or module that has no rule for shards."""
+    """Returns a ConfigError that says that ``name`` has no rule for shards, followed by ``why``."""
     place, frame = "", inspect.currentframe()
     while frame is not None and not place:  # the innermost module that is being called
         module = frame.f_locals.get("self")

@@ -27,7 +27,7 @@ _RULES: dict[type[nn.Module], ModuleRule] = {}
 
 
 def rule(kind: type[nn.Module]) -> Callable[[ModuleRule], ModuleRule]:
-    """Registers how modules of class ``kind``, and of subclasses with its forward, act on shards.
+    """Registers a rule for modules of class ``kind``, and of subclasses with the same forward.
 
     ::
 
@@ -37,8 +37,8 @@ def rule(kind: type[nn.Module]) -> Callable[[ModuleRule], ModuleRule]:
             return cut(type(module).forward(module, whole), grid)
 
     The rule is called in place of the module's ``forward``, with the module, the grid and the
-    arguments. Samples in arguments and outputs are shards (:class:`sparsepipe.spatial.Shard`); a
-    plain tensor that it returns must be the same on every rank.
+    arguments. Samples in arguments and results are shards (:class:`sparsepipe.spatial.Shard`); a
+    plain tensor that the rule returns must be the same on every rank.
     """
 
     def register(found: ModuleRule) -> ModuleRule:
@@ -58,21 +58,19 @@ _WITHOUT = (
     *(nn.FractionalMaxPool2d, nn.FractionalMaxPool3d, nn.MaxUnpool1d, nn.MaxUnpool2d),
     *(nn.MaxUnpool3d, nn.Unfold, nn.Fold, nn.Bilinear, nn.CrossMapLRN2d),
 )
-"""PyTorch modules that need more than one position and have no rule."""
+"""PyTorch modules that cannot compute position by position, but have no rule."""
 
 
 @dataclass(eq=False, slots=True)
 class _SpatialForward:
-    """Replacement of a module's ``forward``.
-
-    A copy of the module stays spatial. A pickled one is restored as it was, without a grid.
+    """Replacement of a module's ``forward``, which a copy keeps, but unpickling undoes.
 
     Args:
         module: module whose forward is replaced.
         grid: grid of the shards.
         by_rule: rule that is called in place of the module's forward, if any.
         is_outermost: whether inputs and outputs are plain tensors that hold this rank's shards.
-        before: the module's own attribute ``forward`` before, if it had one.
+        before: the attribute ``forward`` that the instance had before, if any.
     """
 
     module: nn.Module
@@ -119,16 +117,15 @@ def _own_forward(module: nn.Module, before: Callable[..., Any] | None) -> Callab
 def spatialize(model: _Module, grid: Grid) -> _Module:
     """Makes ``model`` compute with this rank's shards what one device would; returns ``model``.
 
-    Its parameters, buffers and state dict stay as they are. Arguments with a batch and a channel
-    dimension before the grid's are shards (:meth:`Grid.shard`); others are the same on every rank.
-    Outputs that keep the spatial dimensions are shards; those that do not (after a global pool, or
-    a flattened volume) are whole on every rank. After ``backward``, each rank holds a part of every
-    parameter's gradient: the sum over the grid is the gradient. Where outputs are whole, all ranks
-    must compute the same loss of them. :func:`unspatialize` undoes it.
+    Parameters, buffers and state dict stay as they are. Arguments that have a batch and a channel
+    dimension besides the grid's are shards (:meth:`Grid.shard`); others must be the same on every
+    rank. Outputs with the spatial dimensions are shards; others (after a global pool or a flatten)
+    are whole on every rank, and all ranks must compute the same loss from them. After ``backward``,
+    the ranks' gradients of a parameter add up to its gradient. :func:`unspatialize` undoes this.
 
     Raises:
-        ConfigError: a module of the model has no rule. Functions without one raise when they are
-            called.
+        ConfigError: a module of the model has no rule, or is compiled. Functions without a rule
+            raise when they are called.
     """
     spatialize_layers(model, grid)
     forward = vars(model).get("forward")
@@ -140,10 +137,10 @@ def spatialize(model: _Module, grid: Grid) -> _Module:
 
 
 def spatialize_layers(model: nn.Module, grid: Grid) -> None:
-    """Makes the layers of a model compute with shards, into which the caller cuts its inputs.
+    """Makes the modules of a model compute with inputs that are already of class Shard.
 
     Raises:
-        ConfigError: a module has no rule.
+        ConfigError: a module has no rule, or is compiled.
     """
     check_rules(model)
     unspatialize(model)
@@ -154,7 +151,7 @@ def spatialize_layers(model: nn.Module, grid: Grid) -> None:
 
 
 def check_rules(model: nn.Module) -> None:
-    """Checks that rules exist for the modules of a model.
+    """Checks that the modules of a model can compute with shards.
 
     Raises:
         ConfigError: a module has no rule, or is compiled.
@@ -167,14 +164,14 @@ def check_rules(model: nn.Module) -> None:
                 f"{name or 'the model'} ({type(module).__name__}) has no rule for a sample that is "
                 "cut into shards",
                 remedy=f"register one with @sparsepipe.spatial.rule({type(module).__name__}), or "
-                "keep it out of the spatial part of the model",
+                "keep the module out of the spatial part of the model",
             )
         compiled = vars(module).get("_compiled_call_impl") is not None
         compiled = compiled or type(module).__name__ == "OptimizedModule"
         if compiled or isinstance(module, torch.jit.ScriptModule):
             raise ConfigError(
-                f"{name or 'the model'} ({type(module).__name__}) is compiled, so that rules for "
-                "shards cannot apply to what it computes",
+                f"{name or 'the model'} ({type(module).__name__}) is compiled, so rules for shards "
+                "cannot apply to what it computes",
                 remedy="spatialize the module that it was compiled from",
             )
 
@@ -191,16 +188,16 @@ def unspatialize(model: _Module) -> _Module:
 
 
 def _rule_of(module: nn.Module) -> ModuleRule | None:
-    """Returns the rule for a module; None without one, or if its class overrides the forward."""
+    """Returns a module's rule; None if it has none, or a forward other than the rule's class."""
     kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
     same = kind is not None and type(module).forward is kind.forward
     return _RULES[kind] if kind is not None and same else None
 
 
 def sample_sizes(batch: Any, grid: Grid) -> torch.Size:
-    """Returns the spatial sizes of the samples of a batch.
+    """Returns the spatial sizes of a batch's samples.
 
-    They are those of its first tensor with a batch and a channel dimension before the grid's.
+    The samples are the first tensor with a batch and a channel dimension besides the grid's.
 
     Raises:
         ConfigError: the batch has no such tensor.
@@ -211,23 +208,23 @@ def sample_sizes(batch: Any, grid: Grid) -> torch.Size:
     raise ConfigError(
         f"a batch has no tensor with {grid.dimensions} dimensions after batch and channel, which a "
         f"grid of {' x '.join(map(str, grid.shape))} needs",
-        remedy="give the grid one entry for each spatial dimension of the samples; a stage that is "
-        "a grid needs layers whose input has these dimensions",
+        remedy="give the grid one entry for each spatial dimension of the samples; in a pipeline, "
+        "give grids only to stages whose input has these dimensions",
     )
 
 
 def has_sizes(value: Any, sizes: torch.Size) -> bool:
-    """Returns whether a value is a plain tensor of these spatial sizes, which is then cut."""
+    """Returns whether a value is a plain tensor (no shard) whose last dimensions have ``sizes``."""
     spatial = type(value) in (Tensor, nn.Parameter) and value.dim() > len(sizes)
     return spatial and value.shape[-len(sizes) :] == sizes
 
 
 def through_shards(grid: Grid, layers: Callable[[Any], Any], whole: Any) -> Any:
-    """Calls layers (:func:`spatialize_layers`) with shards of samples that all ranks have.
+    """Cuts the pytree ``whole``, which all ranks have, into shards; calls ``layers`` with these.
 
-    Outputs are whole again on every rank, and so are the gradients of inputs and outputs; of the
-    gradients of parameters, each rank has a part. In the pytree ``whole``, tensors with the spatial
-    sizes of its samples (:func:`sample_sizes`) are cut.
+    ``layers`` are those of :func:`spatialize_layers`. Tensors with the spatial sizes of the samples
+    (:func:`sample_sizes`) are cut. Results, and gradients of inputs and results, are whole on every
+    rank; the ranks' gradients of a parameter add up to its gradient.
 
     Raises:
         ConfigError: ``whole`` has no sample, or a sample has fewer positions than shards.

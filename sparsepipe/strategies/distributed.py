@@ -53,11 +53,11 @@ class RankEnvironment(LightningEnvironment):
 
     @override
     def teardown(self) -> None:
-        """Keeps the environment variables with ranks, which a second fit in the process needs."""
+        """Keeps the environment variables, which a second fit in the process needs."""
 
 
 def check_ranks(environment: ClusterEnvironment, *, nodes: int, devices: int) -> None:
-    """Raises a ConfigError unless ``nodes * devices`` ranks run; an agent's nodes may differ."""
+    """Raises a ConfigError unless as many ranks run as given; nodes may have unequal numbers."""
     running = environment.world_size()
     unequal = (
         nodes > 1
@@ -81,8 +81,8 @@ _RANK_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RAN
 class SlowedSteps(Strategy):
     """A strategy whose steps end with a pause, as on a slower device; results stay the same.
 
-    An optimizer's step calls the training step and the backward pass in a closure; each of the
-    three pauses in proportion to its own computing time only.
+    An optimizer's step calls the training step and the backward pass in a closure; each of these
+    adds a pause for its own computing time only.
     """
 
     slowdown: Slowdown
@@ -150,7 +150,7 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         atexit.register(process_group.leave)
 
     def join(self) -> None:
-        """Joins the process group of all ranks; those of a single host meet on its loopback."""
+        """Joins the process group of all ranks; on a single host, they use its loopback device."""
         environment = self.cluster_environment
         assert environment is not None
         # Unless a launcher gives an address, ranks of one host meet on its loopback interface.

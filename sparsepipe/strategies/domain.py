@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class OwnDomains(ModulePart):
-    """A rank's part of a module: what all domains share, and what its own domains have apart."""
+    """A rank's part of a module: what all domains share, and what is private to its own domains."""
 
     def __init__(
         self, module: pl.LightningModule, placement: Placement, rank: int, grid_size: int
@@ -253,8 +253,8 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         self._averages = [(Replicas(group, shared), shared), (Replicas(of_domains, own), own)]
 
     def _group(self, units: Iterable[Iterable[int]], *, by_place: bool = False) -> Any:
-        """Makes a process group of each set in ``units``, which number ranks or grids of ranks, and
-        returns this rank's group; None if it would have no other rank.
+        """Makes a process group of each set in ``units`` (indices of ranks, or of grids of ranks);
+        returns this rank's group, or None if it would have no other rank.
 
         ``by_place``: makes several groups of a set of grids, each with the ranks that have the same
         coordinates in their grids, since these exchange codes.
@@ -271,7 +271,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
 
     @override
     def process_dataloader(self, dataloader: object) -> object:
-        """Returns the loader; if its data set can read shards, from now on it reads this rank's."""
+        """Returns the loader, whose data set now reads only this rank's shards if it can."""
         data = getattr(dataloader, "dataset", None)
         is_empty = isinstance(data, list) and not any(data)  # minibatches without domains
         if self._shards is not None and not is_empty:
@@ -301,7 +301,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Context in which gradients add up, unaveraged until the next backward pass outside it."""
+        """Context that adds up gradients; the next backward pass outside it averages the sums."""
         self._waits_for_more = True
         try:
             yield

@@ -53,7 +53,7 @@ def set_state(metric: Metric, state: State) -> None:
 
 
 def merged_states(metric: Metric, states: Sequence[State]) -> State | None:
-    """Merges several ranks' states; None if a ``dist_reduce_fx`` is not one of torchmetrics'."""
+    """Returns merged ``states``; None if a ``dist_reduce_fx`` is not one of torchmetrics' own."""
     if len(states) == 1:
         return states[0]
     result: State = {"updates": sum(state["updates"] for state in states)}
@@ -90,7 +90,7 @@ class Metrics:
         self._stale: set[str] = set()
 
     def synchronise(self, on: bool) -> None:
-        """Turns the metrics' own synchronisation over ranks off; if ``on``, back to what it was."""
+        """Turns the metrics' own synchronisation over ranks off, or restores it if ``on``."""
         for name, metric in self._metrics.items():
             found = self._synchronising[name] if on else (False, False)
             metric.sync_on_compute, metric.dist_sync_on_step = found

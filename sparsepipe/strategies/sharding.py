@@ -34,10 +34,10 @@ _GATHERING = "putting the stages' states together"
 
 
 class ShardedOptimizer:
-    """Reduces ``optimizer`` in place to the parameters with ids in ``owned``: those of this rank.
+    """Reduces ``optimizer``, in place, to this rank's parameters, whose ids are in ``owned``.
 
     Attributes:
-        whole: all parameters that it had before, in order; those of other ranks are empty tensors.
+        whole: the optimizer's former parameters, in order; those of other ranks are empty tensors.
     """
 
     def __init__(self, optimizer: Optimizer, *, owned: Collection[int]) -> None:
@@ -83,7 +83,7 @@ class ShardedOptimizer:
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def restore(self, state: Mapping[int, Any]) -> None:
-        """Gives the optimizer all parameters again; ``state`` is that of :meth:`collect`."""
+        """Gives the optimizer all parameters again; ``state`` holds their states, by position."""
         for group, parameters in zip(self.optimizer.param_groups, self._groups, strict=True):
             group["params"] = list(parameters)
         for number, parameter in enumerate(self.whole):
@@ -186,7 +186,7 @@ _Part = TypeVar("_Part", bound=ModulePart)
 class ShardedModule(Generic[_Part]):
     """Gives every rank the module's values on rank 0, then frees all but this rank's part.
 
-    Every rank must make it, and call each of its methods.
+    The constructor and all methods are collective: every rank must call them.
 
     Attributes:
         optimizer: the sharded optimizer; None if nothing is trained.

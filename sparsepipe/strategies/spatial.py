@@ -169,7 +169,7 @@ class SpatialStrategy(DataParallelStrategy):
 
     @override
     def process_dataloader(self, dataloader: object) -> object:
-        """Returns the loader; if its data set can read shards, from now on it reads this rank's."""
+        """Returns the loader, whose data set now reads only this rank's shards if it can."""
         assert self._shards is not None
         self._shards.read(dataloader, stage_of(self.lightning_module))
         return dataloader
@@ -221,7 +221,7 @@ def check_grid(grid: Sequence[int] | Literal["auto"], *, replicas: int, ranks: i
     """Checks that ``replicas`` grids use all ranks.
 
     Raises:
-        ConfigError: some ranks are left over or missing, or each grid has only one of several.
+        ConfigError: ranks are left over or missing, or there are several grids of a single rank.
     """
     size = None if grid == "auto" else math.prod(map(int, grid))
     text = "a grid" if grid == "auto" else f"a grid of {' x '.join(map(str, grid))}"

@@ -33,7 +33,7 @@ LoggedValue = _ResultMetric
 _EVALUATING = (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING, RunningStage.TESTING)
 _BATCH_HOOKS = ("_on_before_batch_transfer", "_apply_batch_transfer_handler")
 ACCUMULATED = ("value", "cumulated_batch_size", "_update_count", "has_reset", "_forward_cache")
-"""Attributes with a LoggedValue's sums. Lightning never changes them in place: copies are cheap."""
+"""Attributes with a LoggedValue's sums, which Lightning replaces: saved ones stay valid."""
 move_optimizer = _optimizer_to_device
 """Moves an optimizer's state, except for step counters, to a device."""
 process_group_exists = _distributed_is_initialized
@@ -87,7 +87,7 @@ current_hook: Callable[[pl.LightningModule], str | None] = attrgetter("_current_
 
 @contextmanager
 def logging_hook(module: pl.LightningModule, hook: str) -> Iterator[None]:
-    """Context in which ``self.log`` assigns values to ``hook``, as if no other had run since.
+    """Context in which ``self.log`` assigns values to ``hook``, as if it were the last to run.
 
     Otherwise Lightning would reset the epoch's sums.
     """
@@ -120,7 +120,7 @@ loaders_of: Callable[[Any], list[Any]] = attrgetter("_combined_loader.flattened"
 reading_mode: Callable[[Any], str] = attrgetter("_combined_loader._mode")
 """``"sequential"`` for a loop that reads one loader after the other, not all side by side."""
 has_read_all: Callable[[Any], bool] = attrgetter("_data_fetcher.done")
-"""Whether a loop has read its last batch, the running one."""
+"""Whether a loop's running batch is its last."""
 optimizer_steps: Callable[[pl.Trainer], int] = attrgetter(
     "fit_loop.epoch_loop._batches_that_stepped"
 )
@@ -229,7 +229,7 @@ def finds_learning_rate(trainer: pl.Trainer) -> bool:
 
 
 def after_timed_step(timer: Timer, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-    """Does a Timer's work after a step on rank 0 only, and without Lightning's broadcast."""
+    """Replaces a Timer's hook after a step: only rank 0 looks at the clock, without a broadcast."""
     if trainer.is_global_zero and timer._interval == Interval.step:
         left_s = timer.time_remaining()
         if left_s is not None and left_s <= 0:

@@ -167,7 +167,7 @@ def test_a_grid_that_does_not_match_the_ranks_is_refused_before_they_start(job: 
     [
         (
             ("parallel.grid=[1,2]", "data.source.sizes=[24,1]", "model.levels=1"),
-            "1 positions in spatial dimension 1 cannot be cut into 2 shards",
+            "a sample of size 1 in spatial dimension 1 cannot be cut into 2 shards",
         ),
         (
             ("model._target_=tests.support.spatial_house.rolled",),

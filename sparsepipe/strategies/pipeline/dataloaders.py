@@ -64,7 +64,7 @@ class Padded:
 
 
 def adapt_loader(loader: Any, *, reader: int | None) -> Any:
-    """Returns the loader, padded with stand-ins if others of its ranks have more batches.
+    """Returns the loader, padded with stand-ins to the largest number of batches of a rank.
 
     Every rank must call this, for its loaders in the same order. ``reader`` is this rank's index
     among the replicas of stage 0; None if it does not read.
@@ -81,7 +81,7 @@ def adapt_loader(loader: Any, *, reader: int | None) -> Any:
     if lengths != sorted(lengths, reverse=True) or longest - lengths[-1] > 1:
         raise ConfigError(
             f"the loaders of stage 0's replicas have {', '.join(map(str, lengths))} batches, but "
-            "from the first replica to the last this number may fall once, by one, and not rise",
+            "this number must not rise from the first replica to the last, nor fall by more than 1",
             remedy="use a sampler that deals batches out in turn, as DistributedSampler does",
         )
     exact = isinstance(loader, DataLoader) and not has_iterable_dataset(loader)
@@ -97,7 +97,7 @@ def count_minibatches(
 ) -> int:
     """Returns how many ranks read a batch in step ``batch_idx`` of :func:`adapt_loader`'s loaders.
 
-    ``batch`` and ``reader`` are this rank's, to check that its loader has kept its length.
+    ``batch`` and ``reader`` are this rank's, to check that its loader ends when its length says.
     """
     known: list[list[int]] = [getattr(loader, _LENGTHS) for loader in loaders]
     if len(known) > 1 and any(lengths[0] != lengths[-1] for lengths in known):

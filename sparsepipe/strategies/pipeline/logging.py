@@ -25,7 +25,7 @@ from sparsepipe.strategies.metrics import last_result, set_last_result
 
 _LOG = inspect.signature(pl.LightningModule.log)
 _DROPPED = ("self", "name", "value", "sync_dist", "sync_dist_group", "rank_zero_only")
-"""Arguments of ``self.log`` without a place in :attr:`Logged.options`; every rank logs alike."""
+"""Arguments of ``self.log`` that are not recorded in :attr:`Logged.options`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,9 @@ class LogReplay:
         self._epoch = -1
 
     def replay(self, minibatches: Iterable[Logs], *, hook: str) -> None:
-        """Adds to the epoch's values at the last drain the calls of the minibatches since then.
+        """Resets logged values to those at the last drain, then adds the calls of ``minibatches``.
 
-        What :meth:`append` has logged of these minibatches in the meantime is discarded.
+        These are all minibatches since that drain; :meth:`append` may have logged some already.
         """
         trainer = self._module.trainer
         results = internals.logged_values(trainer)
@@ -171,7 +171,7 @@ _REDUCTIONS: Mapping[Any, Callable[[Sequence[float]], float]] = {
     **{"sum": sum, "max": max, "min": min},
     **{torch.sum: sum, torch.max: max, torch.min: min},
 }
-"""What each ``reduce_fx``, an argument of ``self.log``, computes; the mean is not listed."""
+"""The functions that ``reduce_fx``, an argument of ``self.log``, can name, except the mean."""
 
 
 def merge_logs(parts: Sequence[tuple[int, Logs]]) -> Logs:

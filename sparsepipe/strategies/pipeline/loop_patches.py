@@ -111,7 +111,7 @@ class LoopPatches:
         signals.received_sigterm = True
 
     def _after_step(self, _: Any) -> bool:
-        """Drains before validations and stops; returns whether to validate. Follows all hooks."""
+        """Drains if validation or a stop follows a step; returns whether validation follows."""
         trainer, signals = self._trainer, internals.signals(self._trainer)
         step = trainer.global_step
         if internals.finds_learning_rate(trainer):

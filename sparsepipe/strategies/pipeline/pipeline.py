@@ -221,8 +221,8 @@ class Pipeline:
     # What the strategy calls.
 
     def train(self, batch: Any, arguments: tuple[Any, ...], *, count: int, number: int) -> None:
-        """Runs a step, in which ``count`` minibatches enter; the first is number ``number`` of the
-        run. ``arguments``: those of ``training_step`` after the batch.
+        """Runs a step, in which ``count`` minibatches enter; ``number`` is the index of the first
+        in the run. ``arguments``: those of ``training_step`` after the batch.
         """
         self.steps.hook, self.steps.arguments = TRAINING, arguments
         assert self._updates is not None
@@ -280,7 +280,7 @@ class Pipeline:
             process_group.destroy_group(self.group)
 
     def _exchange(self) -> list[Any]:
-        """Merges the metrics of all replicas; returns the tuples of :meth:`note`, in order."""
+        """Merges all replicas' metrics; returns all kept (minibatch, samples, logs), in order."""
         mine, self._kept = self._kept, []
         replica, states = self._last_replica, self._metrics.take_updated()
         own = None if replica is None else (mine, states)

@@ -166,7 +166,7 @@ class StageModule(ModulePart):
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Context in which SparsePipe's code, but no hook that it calls, may read parameters."""
+        """Context in which code, but no hook that it calls, reads parameters without a warning."""
         before, self._silent_in = self._silent_in, self._hook()
         try:
             yield
@@ -174,7 +174,7 @@ class StageModule(ModulePart):
             self._silent_in = before
 
     def notice(self) -> None:
-        """Warns if a user's hook is what goes through a placeholder's parameters; only once."""
+        """Warns, at most once, if a user's hook is going through a placeholder's parameters."""
         hook = self._hook()
         if self._warned or hook in (None, self._silent_in):
             return

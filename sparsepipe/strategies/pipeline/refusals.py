@@ -33,7 +33,7 @@ _CALLBACKS: Mapping[type[Callback], tuple[str, str]] = {
         "remove it, and use a larger batch or more replicas of each stage",
     ),
     BaseFinetuning: (
-        "changes what is trained during a run, but a pipeline's stages keep what they train",
+        "changes what is trained during a run, but a stage trains the same parameters throughout",
         "train in two runs instead",
     ),
     ModelPruning: (
@@ -99,7 +99,7 @@ def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
 
 
 def check_module(module: pl.LightningModule, *, fitting: bool) -> None:
-    """Refuses manual optimization, a compiled module, its own ``backward``, and lazy parameters."""
+    """Refuses manual optimization, a compiled module, a ``backward`` method, lazy parameters."""
     name = type(module).__name__
     if fitting and not module.automatic_optimization:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Makes a plan from a strategy's options, and knows which stage owns which part of a module."""
+"""Plans from a strategy's options, and which stage then owns which part of a module."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def find_layers(module: nn.Module, name: str | None) -> str:
     Args:
         module: the LightningModule.
         name: dotted name given by the user; None: the Sequential called ``layers``, else the only
-            one, among the module's children or, if these are no Sequentials, among their children.
+            one, among the module's children or, if none of these is one, among their children.
     """
     candidates: list[str] = []
     if name is None:
@@ -57,8 +57,8 @@ def find_layers(module: nn.Module, name: str | None) -> str:
         given = "" if name is None else f" that is called {name!r}"
         raise ConfigError(
             f"{type(module).__name__} has no nn.Sequential{given} to cut into stages",
-            remedy="put the network into one nn.Sequential and call it once in each step; layers= "
-            "must be its dotted name, and may be left out if there is only one",
+            remedy="put the network into one nn.Sequential and call it once in each step; "
+            "layers=... must be its dotted name, and may be left out if there is only one",
         )
     if getattr(layers.forward, "__func__", None) is not nn.Sequential.forward:
         raise ConfigError(
@@ -134,7 +134,7 @@ class StagePlacement:
 
 
 def parse_config(config: str | None, *, ranks: int, grids: Grids | None = None) -> tuple[int, ...]:
-    """Returns replicas by stage: (2, 1) for "2-1"; for None, one rank or one grid of each stage."""
+    """Returns each stage's replicas: (2, 1) for "2-1"; for None, one rank or grid in each stage."""
     if config is None:
         config = "-".join("1" * (ranks if grids is None else len(grids)))
     parts = str(config).split("-")
@@ -149,7 +149,7 @@ def parse_config(config: str | None, *, ranks: int, grids: Grids | None = None) 
         with_grids = "" if grids is None else f" with grids={grids}"
         raise ConfigError(
             f"config={config!r}{with_grids} needs devices={devices}, but the Trainer has {ranks}",
-            remedy=f"give the Trainer {devices}, or stages that together need {ranks}",
+            remedy=f"set devices={devices}, or change config or grids to need devices={ranks}",
         )
     return replicas
 

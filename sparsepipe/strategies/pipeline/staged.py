@@ -53,7 +53,7 @@ from sparsepipe.strategies.sharding import ShardedCheckpoints, ShardedModule
 def _outside_steps(name: str) -> Any:
     """Makes a method that calls the base class's collective ``name``, but raises within a step.
 
-    Lightning compares options of ``self.log``; bound methods of a plain function compare equal.
+    It is a plain function, since Lightning compares such methods among options of ``self.log``.
     """
 
     def call(self: StagedStrategy, *args: Any, **kwargs: Any) -> Any:
@@ -143,7 +143,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     def spans_of(
         self, plan: Plan, layers: nn.Sequential, *, trained: nn.Module | None = None
     ) -> StageSpans:
-        """Returns each stage's spans of layers to recompute; checks the norms of ``trained``."""
+        """Returns each stage's spans of layers to recompute; checks the norms in ``trained``."""
         return ((),) * plan.num_stages
 
     @property
@@ -451,7 +451,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     on_test_start = on_predict_start = on_validation_start
 
     def _evaluate(self, hook: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Sends a batch forward; ``hook`` names the step. Returns a prediction or None."""
+        """Sends a batch forward in the step ``hook``; returns its prediction, if it makes one."""
         pipeline, predicts = self.pipeline, hook == "predict_step"
         if pipeline is None:
             return getattr(super(), hook)(*args, **kwargs)

@@ -98,7 +98,7 @@ def in_place_of(layers: nn.Sequential, forward: Callable[[Any], Any]) -> Iterato
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The input of ``layers``, and the states before the step of the generators that it used."""
+    """The input of ``layers``; the generators' states before the step, for those that it used."""
 
     value: Any
     randomness: Mapping[str, Any]
@@ -228,7 +228,7 @@ class ModuleSteps:
         self.hook, self.arguments = TRAINING, tuple[Any, ...]()
 
     def open(self, batch: Any) -> tuple[Any, Any]:
-        """Runs the first half; returns the layers' input, and what :meth:`close` needs."""
+        """Runs the first half; returns the layers' input, and the ``rest`` for :meth:`close`."""
         with replaced_log(self._module), self._autocast():
             opened = run_until_layers(self._layers, lambda: self._step(batch), module=self._module)
         drawn = safe_pickle.dumps(opened.randomness) if opened.randomness else None
@@ -236,7 +236,7 @@ class ModuleSteps:
         return opened.value, {"batch": rest, "randomness": drawn}
 
     def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, Logs]:
-        """Runs the second half on ``rest``, with ``run()`` for the layers; returns as ``whole``."""
+        """Runs the second half, with ``run()`` for the layers; returns loss or result, and logs."""
         batch, drawn = rest["batch"], rest["randomness"]
         with self._recorder.recording(batch, hook=self.hook) as notes, self._metrics.tracking():
             result = run_from_layers(

@@ -63,7 +63,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
     with one device and one microbatch it is that of a plain Trainer, bit for bit.
 
     ``training_step`` runs once for each microbatch. Its loss must be a mean over samples: it is
-    weighted by the number of these. What it logs becomes one value per step
+    weighted by the microbatch's number of samples. What it logs becomes one value per step
     (``docs/synchronous.md``). In one Lightning step each replica of stage 0 reads one batch;
     together, these are the minibatch.
 

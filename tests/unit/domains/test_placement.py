@@ -14,7 +14,7 @@ from sparsepipe.errors import ConfigError
 def test_every_domain_has_its_share(count: int, ranks: int, roles: str) -> None:
     domains = tuple(f"d{number}" for number in range(count))
     if roles == "separate" and ranks == 1:
-        with pytest.raises(ConfigError, match="leaves no rank"):
+        with pytest.raises(ConfigError, match="leaves none for domains"):
             Placement(domains, ranks, "separate")
         return
     placement = Placement(domains, ranks, roles)  # type: ignore[arg-type]

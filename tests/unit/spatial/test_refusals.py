@@ -224,7 +224,7 @@ NAMED = {
     "nested module": "1.attention (MultiheadAttention)",
     "samples": "rank 0: float32 [2, 2, 4, 6]; rank 1: float32 [3, 2, 4, 6]",
     "dtype": "rank 0: float16 [2, 2, 4, 6]; rank 1: bfloat16 [2, 2, 4, 6]",
-    "gradient": "rank 0: float32 [2, 2, 4, 6] that needs a gradient; rank 1: float32 [",
+    "gradient": "rank 0: float32 [2, 2, 4, 6] that requires a gradient; rank 1: float32 [",
 }
 
 
