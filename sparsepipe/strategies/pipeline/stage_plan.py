@@ -49,7 +49,7 @@ def find_layers(module: nn.Module, name: str | None) -> str:
         name = next((only[0] for only in (named, candidates) if len(only) == 1), None)
     if name is None and candidates:
         raise ConfigError(
-            f"{type(module).__name__} has more than one nn.Sequential: {', '.join(candidates)}",
+            f"{type(module).__name__} has several nn.Sequential modules: {', '.join(candidates)}",
             remedy=f"name the one to cut into stages, such as layers={candidates[0]!r}",
         )
     layers = dict(module.named_modules()).get(name or "no layers")
