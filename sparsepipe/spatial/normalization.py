@@ -30,7 +30,7 @@ from sparsepipe.spatial.shard import (
 
 
 def recomputing() -> bool:
-    """Returns whether a backward pass is running, where any forward pass is a recomputation."""
+    """Returns whether a backward pass is running: forward passes within it are recomputations."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 

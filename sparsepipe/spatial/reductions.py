@@ -125,7 +125,7 @@ def _max(
 @function_rule(torch.argmax, Tensor.argmax)
 def _argmax(_: Any, input: Shard, dim: int | None = None, keepdim: bool = False) -> Any:
     if dim is None:
-        raise without_rule("argmax over dimensions that are cut")
+        raise without_rule("argmax over all dimensions")
     place = uncut(input, dim, "argmax over")
     return _without(torch.argmax(local_of(input), dim, keepdim), input, [] if keepdim else [place])
 
@@ -172,7 +172,7 @@ def _class_loss(
     if not isinstance(input, Shard):  # after a layer that gathers the whole; labels are cut
         assert isinstance(target, Shard)
         input = cut(input, target.grid)
-    uncut(input, 1, "classes in")
+    uncut(input, 1, "a loss over classes in")
     local = own_part(target, input)
     losses = func(
         local_of(input), local, weight, ignore_index=ignore_index, reduction="none", **smoothing

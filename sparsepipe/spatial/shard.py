@@ -126,7 +126,7 @@ def whole_shape(shard: Shard) -> torch.Size:
 
 
 def whole(shard: Shard) -> Tensor:
-    """Gathers the whole on every rank, for layers that need it; their gradients are added up."""
+    """Gathers the whole on every rank, for layers that need it; adds up the ranks' gradients."""
     moves = whole_on_all(shard.grid, shard.dims, shard.full)
     return moved(local_of(shard), moves, shard.grid)
 

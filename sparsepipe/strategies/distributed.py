@@ -33,7 +33,6 @@ from sparsepipe.utils.process import end_with_parent, keep_freed_memory, outlive
 
 class RankEnvironment(LightningEnvironment):
     """Cluster environment of ranks that an elastic agent, ``torchrun`` or Lightning has started.
-
     Lightning's own environment for elastic agents requires the same number of devices on every
     host; this one reads the environment variables ``RANK`` and ``WORLD_SIZE`` instead.
     """
@@ -80,7 +79,6 @@ _RANK_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RAN
 
 class SlowedSteps(Strategy):
     """A strategy whose steps end with a pause, as on a slower device; results stay the same.
-
     An optimizer's step calls the training step and the backward pass in a closure; each of these
     adds a pause for its own computing time only.
     """
@@ -101,7 +99,6 @@ class SlowedSteps(Strategy):
 
 class RankedStrategy(SlowedSteps, DDPStrategy):
     """Base class of all strategies with several ranks.
-
     A Trainer with one device leaves neither a process group nor environment variables behind, so
     the next Trainer in the process may have several devices.
     """

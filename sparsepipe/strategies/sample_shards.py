@@ -82,7 +82,6 @@ class SampleShards:
 
     def _agree(self, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
         """Checks that the ranks of a grid read the same batch; gives them rank 0's random state.
-
         They compare ``shapes``, and the shapes, dtypes and evenly spread elements of ``tensors``.
         """
         digest = zlib.crc32(str(shapes).encode())

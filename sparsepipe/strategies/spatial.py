@@ -144,7 +144,7 @@ class SpatialStrategy(DataParallelStrategy):
             shape = best_grid(tuple(sizes), self.world_size // self._replicas)
             if self.global_rank == 0:
                 log.info(
-                    "grid %s for samples of %s: the fewest bytes of halos", shape, tuple(sizes)
+                    "grid %s exchanges the fewest bytes for samples of %s", shape, tuple(sizes)
                 )
         self.grid = Grid(shape, self._groups[0], overlap=self._overlap)
         self._shards = SampleShards(self.grid, self.root_device)

@@ -100,7 +100,7 @@ def logging_hook(module: pl.LightningModule, hook: str) -> Iterator[None]:
 
 
 def drop_computed(item: LoggedValue) -> None:
-    """Drops an epoch's computed value, so that it is computed again from its sums."""
+    """Makes a logged value compute its result for the epoch again, from its sums."""
     item._computed = None
 
 

@@ -65,7 +65,6 @@ class Padded:
 
 def adapt_loader(loader: Any, *, reader: int | None) -> Any:
     """Returns the loader, padded with stand-ins to the largest number of batches of a rank.
-
     Every rank must call this, for its loaders in the same order. ``reader`` is this rank's index
     among the replicas of stage 0; None if it does not read.
     """
@@ -96,7 +95,6 @@ def count_minibatches(
     loaders: Sequence[Any], batch_idx: int, batch: Any, *, reader: int | None
 ) -> int:
     """Returns how many ranks read a batch in step ``batch_idx`` of :func:`adapt_loader`'s loaders.
-
     ``batch`` and ``reader`` are this rank's, to check that its loader ends when its length says.
     """
     known: list[list[int]] = [getattr(loader, _LENGTHS) for loader in loaders]

@@ -112,7 +112,6 @@ class LogReplay:
 
     def replay(self, minibatches: Iterable[Logs], *, hook: str) -> None:
         """Resets logged values to those at the last drain, then adds the calls of ``minibatches``.
-
         These are all minibatches since that drain; :meth:`append` may have logged some already.
         """
         trainer = self._module.trainer
@@ -159,7 +158,7 @@ class LogReplay:
 def replaced_log(
     module: pl.LightningModule, log: Callable[..., None] = lambda *args, **kwargs: None
 ) -> Iterator[None]:
-    """Context in which ``log`` replaces a module's ``self.log``; by default it does nothing."""
+    """Context in which ``log`` replaces a module's ``self.log``; the default logs nothing."""
     object.__setattr__(module, "log", log)
     try:
         yield

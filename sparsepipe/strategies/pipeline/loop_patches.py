@@ -79,7 +79,6 @@ class LoopPatches:
 
     def drain_follows(self) -> bool:
         """Returns whether the pipeline must drain in the running training step, before its hooks.
-
         All ranks get the same answer: a stop that this rank alone requests is ignored.
         """
         trainer = self._trainer

@@ -42,7 +42,6 @@ Options = dict[str, Any]
 
 class StageOptimizer:
     """Updates a stage's parameters with Lightning's hooks, clipping and the options of one step.
-
     Schedulers change an optimizer's options between Lightning steps. Replicas of a stage may
     apply the same update in different steps, but must all use the options of the same step.
     """
@@ -210,7 +209,6 @@ class Pipeline:
 
     def note(self, kept: Iterable[tuple[Any, Any]], logs: Logs) -> None:
         """Logs ``logs`` of a training step; ranks of the last stage keep ``kept`` until a drain.
-
         ``kept`` has, for each microbatch (or minibatch, if these are not cut), a pair: a key to
         sort by, and (number of the minibatch, number of samples, logs).
         """
@@ -241,7 +239,6 @@ class Pipeline:
 
     def drain(self) -> None:
         """Finishes the minibatches in flight; every rank then has all logged values.
-
         Every rank must call it. Does nothing if no training step has run since the last drain.
         """
         if not self.worker.rounds:

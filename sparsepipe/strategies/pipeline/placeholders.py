@@ -135,7 +135,7 @@ class PlaceholderLayer(nn.Module):
 
 
 class StageModule(ModulePart):
-    """A module reduced to the layers of one stage, until the others are put back.
+    """A module reduced to the layers of one stage, until the other layers are put back.
 
     It tracks when users' code may meet placeholders. In a step, a penalty over all parameters would
     count those of one stage only: there, stand-ins for the parameters of other ranks raise an error
@@ -144,7 +144,7 @@ class StageModule(ModulePart):
 
     Attributes:
         is_last: whether this is the last stage, which owns everything outside of the layers.
-        in_step: whether a user's step is running.
+        in_step: whether a step of the user's module is running.
     """
 
     def __init__(self, placement: StagePlacement, *, stage: int) -> None:
@@ -222,7 +222,7 @@ class StageModule(ModulePart):
                         tensor.data = tensor.data.new_empty(0)
 
     def unprune(self) -> None:
-        """Puts the layers back; their values are NaN until :meth:`ShardedModule.fill`."""
+        """Puts the layers back; their parameters are NaN until :meth:`ShardedModule.fill`."""
         with torch.no_grad():
             for tensor, shape in self._emptied:
                 none = float("nan") if tensor.is_floating_point() else 0

@@ -52,7 +52,6 @@ from sparsepipe.strategies.sharding import ShardedCheckpoints, ShardedModule
 
 def _outside_steps(name: str) -> Any:
     """Makes a method that calls the base class's collective ``name``, but raises within a step.
-
     It is a plain function, since Lightning compares such methods among options of ``self.log``.
     """
 
@@ -224,7 +223,6 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     def _place(
         self, trainer: pl.Trainer, module: pl.LightningModule, *, fitting: bool
     ) -> StagePlacement:
-        """Makes the plan and assigns layers to stages."""
         name = find_layers(module, self._layers_name)
         layers = module.get_submodule(name)
         assert isinstance(layers, nn.Sequential)
@@ -284,7 +282,6 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         make_worker: MakeWorker,
         randomness: KeyedRandomness | None,
     ) -> None:
-        """Makes the process group, channels, stage and worker of a pipeline."""
         plan, rank, device = self.plan, self.global_rank, self.root_device
         assert self.lightning_module is not None
         pipeline.group = make_stage_group(

@@ -66,7 +66,7 @@ class _Called(BaseException):
 
 @contextmanager
 def in_place_of(layers: nn.Sequential, forward: Callable[[Any], Any]) -> Iterator[None]:
-    """Context in which a step's only call of ``layers`` runs ``forward`` instead."""
+    """Context in which a step's call of ``layers`` runs ``forward``; it must be the only call."""
     calls = 0
 
     def once(*args: Any, **kwargs: Any) -> Any:
