@@ -107,7 +107,7 @@ class PipelineStrategy(StagedStrategy):
     ) -> MakeWorker:
         if optimizer is None:
             return partial(AsynchronousWorker, weights=None)
-        # Code that is neither ours nor Lightning's may write parameters between two steps.
+        # Code that is neither SparsePipe's nor Lightning's may write parameters between two steps.
         callbacks = self._trainer.callbacks  # type: ignore[attr-defined]
         makers = {type(each).__module__.partition(".")[0] for each in callbacks}
         makers.add(type(self.lightning_module).__module__.partition(".")[0])
