@@ -1,5 +1,6 @@
-"""Networks, whose ``nn.Sequential`` entries are the units of profiling and partitioning, and the
-LightningModules that train them. Neither contains parallel code.
+"""Networks and the LightningModules that train them, without code for parallel training.
+
+The entries of a network's ``nn.Sequential`` are the units of profiling and partitioning.
 """
 
 from sparsepipe.models.classifier import Classifier as Classifier

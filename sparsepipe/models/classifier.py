@@ -32,7 +32,7 @@ class LRSchedule:
     """Builds a ``torch`` learning-rate scheduler once the length of the training is known.
 
     Args:
-        factory: builds the scheduler from the optimizer and, given ``horizon``, from the length.
+        factory: builds the scheduler from the optimizer and, given ``horizon``, the length.
         interval: unit in which the schedule advances, ``step`` or ``epoch``; None: ``step``.
             ``ReduceLROnPlateau`` always advances once an epoch.
         monitor: the metric that ``ReduceLROnPlateau`` watches; None: ``val/loss`` where its mode is

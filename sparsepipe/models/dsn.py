@@ -43,7 +43,7 @@ class DomainNorm(nn.Module):
     Args:
         channels: C of inputs [B, C, ...], or of the rows [M, C] of a sparse tensor.
         domains: names of domains with statistics of their own; empty: all domains share them.
-        together: whether samples of all domains are normalised together; else those of one.
+        together: whether samples of all domains are normalised together; else of one domain.
 
     Attributes:
         domain: name of the next input's domain, which :func:`of_domain` sets.

@@ -1,4 +1,4 @@
-"""The best of several finished runs by one of their figures."""
+"""The best of several finished runs, judged by one of their figures."""
 
 from __future__ import annotations
 

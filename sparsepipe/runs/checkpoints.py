@@ -49,7 +49,7 @@ def find_checkpoint(source: str, *, best: bool = False, outputs: str = "outputs"
         source: path of a file or a run directory.
         best: whether to prefer a run directory's best checkpoint to its last one. If the preferred
             one was not kept, the other is taken.
-        outputs: the directory of all experiments, in which the error looks for a run with the id
+        outputs: the directory of all experiments; the error suggests a run in it with the id
             ``source``.
     """
     path = expanded(source)

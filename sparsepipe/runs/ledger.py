@@ -301,8 +301,8 @@ def _result_of(path: Path) -> dict[str, Any]:
 def run_directories(root: Path) -> Iterator[Path]:
     """The directories of runs at or below a directory, ordered by name.
 
-    Hidden directories, from which runs are being removed, are left out; a directory that is also
-    linked comes once. Raises a DataError if a directory cannot be read.
+    Hidden directories, from which runs are being removed, are left out; a directory reached by
+    several links comes once. Raises a DataError if a directory cannot be read.
     """
     return (path for path, is_run in _walk(root) if is_run)
 

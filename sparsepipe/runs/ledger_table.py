@@ -1,6 +1,6 @@
 """Values of many runs as one table: its columns, their types, and cells as text.
 
-A column has one of four types, also if values are missing: booleans, whole numbers, numbers or
+A column has one of four types, even if values are missing: booleans, whole numbers, numbers or
 text. Lists and mappings are JSON text, and so are all values of a column in which runs have values
 of different types, such as ``parallel.devices`` (``auto`` and 2). A ledger has all columns of
 :data:`ALWAYS`, then those of :data:`OF_TASKS` that some run has, then all others that runs have

@@ -67,7 +67,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes rows with the union of their columns, epoch and step first; missing cells blank."""
+    """Writes rows with all of their columns, epoch and step first; missing cells are blank."""
     names = sorted({name for row in rows for name in row} - set(_KEYS))
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=[*_KEYS, *names], restval="", lineterminator="\n")

@@ -170,7 +170,7 @@ def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> 
 
 
 def preprocessing_of(training: Training) -> Preprocessing:
-    """The preprocessing of shapes in a training's test; the data are not needed.
+    """The preprocessing of shapes in a training's test; the data need not exist any more.
 
     Raises:
         ConfigError: the data of the training are unknown, or are not shapes with classes.

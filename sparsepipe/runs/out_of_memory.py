@@ -41,7 +41,7 @@ def of_machine(error: BaseException) -> bool:
 
 
 def memory_line(error: BaseException) -> str:
-    """The line about memory in the error's message, which has several from a loader worker."""
+    """The line about memory in the error's message, which has many lines from a loader worker."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if _has(line, (*_OF_MACHINE, *_OF_GPU))]
     return (named or lines[-1:] or [type(error).__name__])[0]
@@ -86,6 +86,9 @@ def kills_since(before: int | None) -> int | None:
 
 
 def counters(own: str | None = None) -> list[Path]:
-    """Files that count OOM kills of this process's control groups (in ``own``), nearest first."""
+    """Files that count OOM kills of this process's control groups, nearest first.
+
+    ``own`` is the text of ``/proc/self/cgroup``; None: it is read.
+    """
     found = group_files("memory", ["memory.events"], ["memory.oom_control"], own=own)
     return [path for (path,) in found]

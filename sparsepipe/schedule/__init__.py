@@ -1,4 +1,4 @@
-"""Plans, which split a model into stages, and schedules, which order what each rank does."""
+"""Plans, which split a model into stages, and schedules, which list what each rank does."""
 
 from sparsepipe.schedule.actions import Action, MinibatchSupply, Schedule
 from sparsepipe.schedule.asynchronous import RankOrder, asynchronous, asynchronous_order

@@ -67,13 +67,13 @@ def chain_cost(hosts: Sequence[Hashable], num_bytes: float) -> float:
 
 
 def direct_load(hosts: Sequence[Hashable]) -> float:
-    """Bytes that the busiest host sends to others, and receives, as a multiple of the vector's."""
+    """Bytes that the busiest host sends to others, and receives, in sizes of the vector."""
     m = len(hosts)
     return max(2 * n * (m - n) / m for n in Counter(hosts).values())
 
 
 def chain_load(hosts: Sequence[Hashable]) -> int:
-    """Bytes that the busiest host of a chain sends to others, as a multiple of the vector's."""
+    """Bytes that the busiest host of a chain sends to others, in sizes of the vector."""
     crossing = Counter(
         host for here, there in pairwise(hosts) if here != there for host in (here, there)
     )

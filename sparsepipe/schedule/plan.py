@@ -21,7 +21,7 @@ from sparsepipe.utils import reading
 
 
 def in_turn(count: int, *, replica: int, replicas: int) -> range:
-    """The microbatches, from 0 to ``count - 1``, that ``replica`` handles; replicas take turns."""
+    """Numbers of the microbatches, out of ``count``, that ``replica`` handles in turn."""
     return range(replica, count, replicas)
 
 
@@ -228,7 +228,7 @@ class Plan:
         return self.rank_of(stage, minibatch % self.replicas(stage))
 
     def microbatches_of(self, rank: int, count: int) -> range:
-        """Numbers of the microbatches that ``rank`` handles, if a minibatch has ``count``."""
+        """Numbers of the microbatches that ``rank`` handles, if each minibatch has ``count``."""
         stage = self.stage_of(rank)
         return in_turn(count, replica=self.replica_of(rank), replicas=self.replicas(stage))
 
@@ -293,7 +293,7 @@ class Plan:
 
 
 def _stage(entry: Any, place: str) -> Stage:
-    """Reads a stage of a plan file; raises a ValueError that names its place in the file."""
+    """Reads a stage of a plan file; raises a ValueError that names the wrong entry in ``place``."""
     value = reading.mapping(entry, place)
     layers = _wholes(value.get("layers"), f"{place}.layers")
     if len(layers) != 2:
@@ -308,7 +308,7 @@ def _stage(entry: Any, place: str) -> Stage:
 
 
 def _check_details(value: Mapping[str, Any]) -> None:
-    """Raises a ValueError if another entry of a plan file that runs use is not valid."""
+    """Raises a ValueError if an entry that runs use, besides the stages, is not valid."""
     for key in ("bottleneck_s", "profiling_s"):
         if value.get(key) is not None:
             reading.amount(value[key], key)

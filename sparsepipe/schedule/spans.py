@@ -22,7 +22,7 @@ class Span:
         kind: F, B or U for an :class:`Action`; ``activation`` or ``gradient`` for a message on its
             way to ``target``; ``sum`` for a sum of gradients over the replicas of the rank's stage;
             anything else is something the rank does besides its actions, such as ``loads``.
-        number: the minibatch; for an update or a sum, its round.
+        number: number of the minibatch; for an update or a sum, of its round.
         microbatch: number of the microbatch, or of the part of the gradients that are summed; None
             if the minibatch or the gradients are not divided.
         start: time at the beginning, in seconds or in the unit of the costs.

@@ -43,8 +43,8 @@ def check(
 
     Args:
         schedule: the schedule to check.
-        outbox: messages that a channel (a pair of ranks and a direction) holds before its sender
-            waits; 0: the sender waits until its message is taken; None: no limit.
+        outbox: number of messages that a channel (a pair of ranks and a direction) holds before its
+            sender waits; 0: the sender waits until its message is taken; None: no limit.
         gradient_first: whether a rank sends the gradient of its input before it meets the other
             replicas for the update; otherwise after the update, as in PipeDream.
         max_staleness: largest number of updates between a minibatch's forward and its own update:
@@ -62,7 +62,7 @@ def check(
 
 
 def _check_lists(schedule: Schedule) -> None:
-    """Checks each rank's order: forward, backward, update of a minibatch, and nothing twice."""
+    """Checks that each rank runs a minibatch's forward, backward and update in order, once each."""
     plan = schedule.plan
     for rank, actions in enumerate(schedule.actions):
         begun: set[Part] = set()

@@ -1,6 +1,6 @@
 """The weights that each minibatch uses in a schedule, and the number of sets of weights at a time.
 
-Version v of a rank's weights is that after v updates.
+Version v of a rank's weights are its weights after v updates.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class Passage:
     """The state of a rank's weights when it handles a minibatch.
 
     Args:
-        forward: number of updates before its forward: the version that weight stashing uses.
-        backward: number of updates before its backward.
-        own: number of the update that applies its gradient, from 0.
+        forward: number of updates before the forward: the version that weight stashing uses.
+        backward: number of updates before the backward.
+        own: number, from 0, of the update that applies the minibatch's gradient.
     """
 
     forward: int
@@ -148,7 +148,7 @@ def peak_vertical(schedule: Schedule, rank: int) -> int:
 
 
 def peak_predicted(schedule: Schedule, rank: int) -> int:
-    """The most sets of weights that a rank has at a time under SpecTrain, with predicted ones."""
+    """The most sets of weights that a rank has at a time under SpecTrain, predicted or not."""
     return _tally(schedule, rank).predicted
 
 
