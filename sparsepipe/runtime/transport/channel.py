@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from enum import IntEnum, IntFlag
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,13 +26,11 @@ from sparsepipe.runtime.transport.serialization import (
     Messages,
     Packet,
     Route,
+    TensorSpec,
     missing_bytes,
     parse,
 )
 from sparsepipe.schedule.communication import INBOX_DEPTH
-
-if TYPE_CHECKING:
-    from sparsepipe.runtime.transport.cuda import Carrier
 
 Sizes = tuple[int, ...]
 """Size in bytes of each tensor that follows a header."""
@@ -165,6 +163,16 @@ def _references(buffer: Tensor) -> int:
 
 
 _ALONE = _references(torch.empty(1, dtype=torch.uint8))
+
+
+class Carrier(Protocol):
+    """Moves tensors of a CUDA device; see ``cuda.py``. Its calls wait for the device."""
+
+    def send(self, line: Line, tensors: Sequence[Tensor], made: Any) -> None:
+        """Sends uint8 tensors that are ready at ``made``; they may be freed afterwards."""
+
+    def receive(self, line: Line, specs: Sequence[TensorSpec]) -> list[Tensor]:
+        """Receives tensors of uint8 for ``specs``; any stream may read them afterwards."""
 
 
 @dataclass(frozen=True, slots=True)

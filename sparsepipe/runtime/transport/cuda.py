@@ -141,8 +141,3 @@ class Direct(_OnDevice):
             for flat in received:
                 dist.recv(flat, src=self.other, group=self.nccl)
         return received
-
-
-Carrier = HostStaged | Direct
-"""Moves uint8 tensors of a CUDA device between two ranks, and waits for the device: tensors that
-are sent may be freed afterwards, and any stream may read those that are received."""

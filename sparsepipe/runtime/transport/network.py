@@ -25,6 +25,7 @@ from sparsepipe.runtime.safe_pickle import UnreadableMessage
 from sparsepipe.runtime.transport import cuda
 from sparsepipe.runtime.transport.channel import (
     BufferPool,
+    Carrier,
     ChannelFailed,
     Ended,
     Incoming,
@@ -234,7 +235,7 @@ class Network:
         if self._rank not in ranks:
             return None
         self._groups += [gloo] if nccl is None else [gloo, nccl]
-        carrier: cuda.Carrier | None = None
+        carrier: Carrier | None = None
         if nccl is not None:
             carrier = direct = cuda.Direct(self._device, nccl=nccl, other=other)
             direct.connect(sending=self._rank == route.source)
