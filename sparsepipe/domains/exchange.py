@@ -67,7 +67,7 @@ class Ranks:
         return dict(zip(self.placement.domains, totals, strict=True))
 
     def private_scaled(self, codes: Codes, ranks: int) -> Codes:
-        """Scales gradients of private codes by the number of replicas of the domain / ``ranks``."""
+        """Scales private codes' gradients by (replicas of this rank's domain) / ``ranks``."""
         _, replicas = self.placement.replica(self.rank)
         return replace(codes, private_BC=_scaled(codes.private_BC, replicas / ranks))
 

@@ -120,7 +120,7 @@ class Grid:
         """Checks that the grid can cut samples of these spatial sizes.
 
         Raises:
-            ConfigError: their dimensions are not as many as the grid's, or one is too small.
+            ConfigError: the grid has other dimensions, or a size is below its number of shards.
         """
         if len(sizes) != self.dimensions:
             raise ConfigError(

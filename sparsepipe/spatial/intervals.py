@@ -106,7 +106,7 @@ class Window:
         return found & Interval(0, size)
 
     def reached(self, inputs: Interval) -> Interval:
-        """Returns the outputs that ``inputs`` contribute to, including some that do not exist."""
+        """Returns the outputs that ``inputs`` contribute to, as if outputs had no first or last."""
         if not inputs.size:
             return EMPTY
         return self._spread(inputs) if self.transposed else self._gathered(inputs)

@@ -97,7 +97,7 @@ def shard_of(local: Tensor, grid: Grid, dims: Sequence[int], full: Sequence[int]
 
 
 def local_of(value: Tensor) -> Tensor:
-    """Returns this rank's part, a plain tensor, of a shard."""
+    """Returns the plain tensor that a shard holds: this rank's part of the whole."""
     with torch._C.DisableTorchFunctionSubclass():
         # Rules return views, so a shard straight from an autograd function is not a rule's.
         node: Any = value.grad_fn

@@ -52,7 +52,7 @@ class RankEnvironment(LightningEnvironment):
 
     @override
     def teardown(self) -> None:
-        """Keeps the environment variables, which a second fit in the process needs."""
+        """Keeps the rank's environment variables, which a second fit in the process needs."""
 
 
 def check_ranks(environment: ClusterEnvironment, *, nodes: int, devices: int) -> None:
@@ -147,7 +147,7 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         atexit.register(process_group.leave)
 
     def join(self) -> None:
-        """Joins the process group of all ranks; on a single host, they use its loopback device."""
+        """Joins the process group of all ranks; on one host, over its loopback interface."""
         environment = self.cluster_environment
         assert environment is not None
         # Unless a launcher gives an address, ranks of one host meet on its loopback interface.

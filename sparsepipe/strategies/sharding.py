@@ -83,7 +83,7 @@ class ShardedOptimizer:
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def restore(self, state: Mapping[int, Any]) -> None:
-        """Gives the optimizer all parameters again; ``state`` holds their states, by position."""
+        """Gives the optimizer all parameters again; ``state`` holds their states, by index."""
         for group, parameters in zip(self.optimizer.param_groups, self._groups, strict=True):
             group["params"] = list(parameters)
         for number, parameter in enumerate(self.whole):

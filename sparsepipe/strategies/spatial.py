@@ -221,7 +221,7 @@ def check_grid(grid: Sequence[int] | Literal["auto"], *, replicas: int, ranks: i
     """Checks that ``replicas`` grids use all ranks.
 
     Raises:
-        ConfigError: ranks are left over or missing, or there are several grids of a single rank.
+        ConfigError: ranks are left over or missing, or there are several grids of one rank each.
     """
     size = None if grid == "auto" else math.prod(map(int, grid))
     text = "a grid" if grid == "auto" else f"a grid of {' x '.join(map(str, grid))}"

@@ -149,7 +149,7 @@ def ends_or_saves(trainer: pl.Trainer, step: int) -> bool:
 
 
 def validation_follows(trainer: pl.Trainer) -> bool:
-    """Returns whether validation follows the running step by Lightning's rule, even if replaced."""
+    """Returns whether Lightning's own rule, even where replaced, validates after this step."""
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     assert fetcher is not None
     return bool(type(loop)._should_check_val_fx(loop, fetcher))

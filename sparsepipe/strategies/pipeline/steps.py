@@ -98,7 +98,7 @@ def in_place_of(layers: nn.Sequential, forward: Callable[[Any], Any]) -> Iterato
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The input of ``layers``; the generators' states before the step, for those that it used."""
+    """The input of ``layers``, and the states before the step of generators that it drew from."""
 
     value: Any
     randomness: Mapping[str, Any]
