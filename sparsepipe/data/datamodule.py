@@ -100,7 +100,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         """Returns the samples ``indices_S`` of ``test`` or, for other purposes, of ``train``."""
 
     def samples(self, split: Split) -> Any:
-        """Returns a split's samples; ``train`` includes those of ``val``. No label: -1."""
+        """Returns a split's samples; ``train`` includes validation; ``labels_S``: -1 if unknown."""
         if split not in self._splits:
             self._splits[split] = self._load(split)
         return self._splits[split]
@@ -333,7 +333,7 @@ def check_num_points(num_points: int | None, *, stored: int) -> None:
     """Raises a ConfigError if ``num_points`` exceeds ``stored``, the points stored per shape."""
     if num_points is not None and num_points > stored:
         raise ConfigError(
-            f"data.num_points={num_points} exceeds the {stored} stored for each shape",
+            f"data.num_points={num_points} exceeds the {stored} points stored for each shape",
             remedy=f"set data.num_points to at most {stored}, or to null for all",
         )
 

