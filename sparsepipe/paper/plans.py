@@ -30,13 +30,13 @@ MP_DEVICE = "RTX 2080 Ti"
 
 
 def paper_inventory(gpus: int) -> Inventory:
-    """The inventory of the row of Table III with that number of GPUs."""
+    """The inventory with the ``gpus`` GPUs of a row of Table III."""
     path = config_dir() / "hardware" / f"paper_{gpus}gpu.yaml"
     return Inventory.from_dict(yaml.safe_load(path.read_text(encoding="utf-8"))["value"])
 
 
 def paper_problem(gpus: int, model: str, bandwidth: float) -> Problem:
-    """The partition problem of the paper's GPUs, with links of ``bandwidth`` bytes/s."""
+    """The partition problem of ``gpus`` GPUs; ``model``: cost model; ``bandwidth``: in bytes/s."""
     inventory, profiles = _inputs(gpus)
     chosen = cost_model(model)
     return Problem.of(inventory, profiles, model=chosen, bandwidth_bytes_per_s=bandwidth)
@@ -50,8 +50,8 @@ def _inputs(gpus: int) -> tuple[Inventory, dict[str, Profile]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperRow:
-    """The stages in Table III for a number of GPUs: their numbers of GPUs for MP, and their devices
-    for HETE-MP.
+    """The plans in Table III for one number of GPUs: for MP, the number of GPUs of each stage, such
+    as ``4-1``; for HETE-MP, the devices of each stage.
     """
 
     mp: str
@@ -67,7 +67,7 @@ _NAMES = {"TitanV": "TITAN V", "TitanXP": "TITAN Xp", "RTX": "RTX 2080 Ti"}
 
 
 def _devices(stage: str) -> str:
-    """A stage such as ``4 RTX + 3 TitanXP`` with the names and the order of the inventories."""
+    """``4 RTX + 3 TitanXP``, for example, as ``3 x TITAN Xp + 4 x RTX 2080 Ti``."""
     counts = {name: number for number, name in (part.split(" ") for part in stage.split(" + "))}
     return " + ".join(f"{counts[name]} x {ours}" for name, ours in _NAMES.items() if name in counts)
 
@@ -88,7 +88,7 @@ paper prints no other cut."""
 
 
 def hete_mp_s(problem: Problem, row: PaperRow) -> float:
-    """Bottleneck in s of the paper's HETE-MP plan, with the best choice of unprinted cuts."""
+    """Bottleneck in s of the paper's HETE-MP plan, with the best cuts where none is printed."""
     num_layers, found = problem.spans.num_layers, []
     numbers = [_numbers(stage) for stage in row.hete_mp]
     groups = [tuple(own.get(kind.name, 0) for kind in problem.pool.kinds) for own in numbers]
@@ -103,20 +103,20 @@ def hete_mp_s(problem: Problem, row: PaperRow) -> float:
 
 
 def _numbers(stage: str) -> dict[str, int]:
-    """Numbers of devices by name, from text such as ``2 x TITAN Xp + 4 x RTX 2080 Ti``."""
+    """Number of devices by name, from text such as ``2 x TITAN Xp + 4 x RTX 2080 Ti``."""
     parts = [part.split(" x ") for part in stage.split(" + ")]
     return {name: int(number) for number, name in parts}
 
 
 def best_paper_cuts(problem: Problem, gpus: int) -> Solution:
-    """The best plan of MP with the numbers of GPUs in each stage that Table III prints."""
+    """The best plan with the number of GPUs in each stage that Table III prints for MP."""
     return best_cuts(problem, [(int(number),) for number in PAPER[gpus].mp.split("-")])
 
 
 def paper_mp_plan(
     gpus: int, *, model: str = "sparsepipe_mp", bandwidth_bytes_per_s: float = 60e6
 ) -> Plan:
-    """The paper's MP plan on its GPUs, in the order TITAN V, TITAN Xp, RTX 2080 Ti."""
+    """MP's plan with its best cuts under cost model ``model``, TITAN V first, RTX 2080 Ti last."""
     problem = paper_problem(gpus, model, bandwidth_bytes_per_s)
     best = best_paper_cuts(as_uniform(problem, MP_DEVICE), gpus)
     stages = assign_in_order(best.stages, problem.pool, range(len(problem.pool.kinds)))

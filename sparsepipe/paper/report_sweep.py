@@ -21,12 +21,12 @@ class SweepReport(Callback):
     """Writes the directory ``report`` next to the sweep's table, as ``task=report`` does.
 
     The report shows all finished runs of the experiment, also those of other sweeps, and names the
-    jobs of this sweep that did not finish. Trackers get the report as a run of its own. An
+    jobs of this sweep that did not finish. Experiment trackers log the report as a separate run. An
     experiment without a chapter has no report.
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Writes the report; a failure is only logged as a warning."""
+        """Writes the report; if that fails, only logs a warning."""
         # These import torch; every command makes its callbacks, even one with a misspelt key.
         from sparsepipe.launch.outcome import log_report
         from sparsepipe.paper.chapters import CHAPTERS

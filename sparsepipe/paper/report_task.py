@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 ALL = "all"
 """Name of the experiment whose report has all chapters."""
 NONE = "default"
-"""Name of a run without an experiment."""
+"""Name of a run that has neither an experiment nor a ``name=``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +39,10 @@ class ReportContents:
 
     Attributes:
         exhibits: names of the tables and figures.
-        name: name of the runs; None: that of their experiment.
+        name: ``name=`` of the runs to read; None: they have the name of their experiment.
         outputs: the directory to which runs are written.
-        source: a directory of runs, or a ledger file.
-        scale: only runs of this scale count; None: all.
+        source: the directory of runs, or the ledger file, from which runs are read.
+        scale: only runs of this scale count; None: those of all scales.
     """
 
     exhibits: tuple[str, ...]
@@ -61,7 +61,7 @@ class ReportContents:
         where: str | None = None,
         scale: str | None = None,
     ) -> Self:
-        """The contents for the arguments of ``task=report`` or of a sweep; ``name`` is the run's.
+        """Makes the contents from the arguments of ``task=report``; ``name``: that of the run.
 
         Raises:
             ConfigError: an exhibit is unknown, or ``where`` does not exist.
@@ -73,8 +73,8 @@ class ReportContents:
             if each not in CHAPTERS:
                 raise ConfigError(
                     f"no report chapter has the name '{each}'",
-                    remedy=f"choose experiment={ALL}, or experiment= or task.exhibits= of: "
-                    f"{', '.join(CHAPTERS)}; runs with a name= of their own need task.exhibits=, "
+                    remedy=f"set experiment={ALL}, or set experiment or task.exhibits to names of: "
+                    f"{', '.join(CHAPTERS)}; for runs with another name=, also set task.exhibits, "
                     "such as task.exhibits=[table2]",
                 )
         if where is not None and not expanded(where).exists():
@@ -91,7 +91,7 @@ class ReportContents:
         )
 
     def rows(self) -> dict[str, list[Row]]:
-        """The rows of finished runs by exhibit; an empty list for an exhibit without any."""
+        """The rows of finished runs, by exhibit; an empty list for an exhibit without runs."""
         found: dict[str, list[Row]] = {}
         for exhibit in self.exhibits:
             try:
@@ -107,7 +107,7 @@ class ReportContents:
 
 
 _read: dict[ReportContents, dict[str, list[Row]]] = {}
-"""Rows of a fingerprinted report until it is written, so that the runs are read once."""
+"""The rows that a report's fingerprint read, until it is written: runs are read only once."""
 
 
 class Report(Task):
@@ -117,7 +117,7 @@ class Report(Task):
         exhibits: names of the tables and figures; None: that of the experiment, or all for the
             experiment ``all``.
         where: a directory of runs, or a ledger file; None: ``paths.outputs``.
-        scale: the only scale whose rows count; None: all scales, each in tables of its own.
+        scale: the only scale whose runs count; None: all scales, each in separate tables.
         **of_the_experiment: arguments that the experiment sets for its own task; ignored.
     """
 
@@ -157,7 +157,7 @@ class Report(Task):
         return in_one_process(spec)
 
     def prepare(self, run: ResolvedRun) -> str:
-        """A fingerprint of the rows and of the program's version."""
+        """A fingerprint of the rows, the scale and the version of this package."""
         reported = self._reported(run.spec)
         rows = reported.rows()
         _read.clear()
@@ -183,7 +183,7 @@ def write_chapters(
     *,
     failures: Failures = (),
 ) -> list[FilledChapter]:
-    """Writes a report, and logs where it is and how many figures are missing."""
+    """Writes a report; logs its path and how many of the values of each table it has."""
     (title, *others) = [CHAPTERS[name].title for name in reported.exhibits]
     given = [] if reported.name is None else [f"name={reported.name}"]
     if reported.outputs != "outputs":

@@ -32,7 +32,7 @@ class Table1(Task):
     """Compares the GPUs of the paper's Table I with a measured device of this machine.
 
     Attributes:
-        device: name of the inventory's device to measure; None: its only kind of device. A CPU is
+        device: name of the device to measure; None: the inventory's only kind of device. A CPU is
             measured as a whole, with all threads of this process.
         matrix_size: rows and columns of the float32 matrices that ``torch.mm`` multiplies.
         copy_bytes: size of the copied tensor; each byte counts as read and as written.
@@ -86,7 +86,7 @@ class Table1(Task):
         )
 
     def prepare(self, run: ResolvedRun) -> str:
-        """The properties of the machine that measurements depend on."""
+        """The properties of the machine on which the measurements depend, as text."""
         del run
         return ", ".join([*words_of_machine(), f"{torch.get_num_threads()} threads"])
 
@@ -126,7 +126,7 @@ def _with_spread(speed: Speed, scale: float) -> str:
 
 
 def _memory_bytes(place: Place, inventory: Inventory) -> int | None:
-    """Memory in bytes of a GPU, or of a CPU's host, which the inventory divides among cores."""
+    """Bytes of memory of a GPU, or of all cores of a CPU's host together; None: unknown."""
     if place.accelerator != "cpu":
         return memory_of(place, inventory)
     (host,) = [host for host in inventory.hosts if host.name == place.host]

@@ -48,7 +48,7 @@ class Table3(Task):
         bandwidth_bytes_per_s: bandwidth of all links for the first table.
         mp_cost_model: cost model of MP.
         hete_cost_model: cost model of HETE-MP.
-        order: order of devices in HETE-MP's list, ``by_count`` or ``by_speed``.
+        order: order of devices in HETE-MP's list, such as ``by_count`` or ``by_speed``.
         exact_cost_model: cost model for comparing ``exact`` with HETE-MP.
         exact_bandwidths_bytes_per_s: bandwidths for that comparison; None: 60 MB/s to 10 GB/s.
         bandwidths_bytes_per_s: bandwidths of the second table; None: 50 to 125 MB/s.
@@ -196,7 +196,7 @@ def _hete_row(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, 
 
 
 def _gain(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]:
-    """How many times as fast ``exact`` is as HETE-MP with ``order``, and with its best order."""
+    """A row on how many times as fast as HETE-MP, with this and its best order, ``exact`` is."""
     problem = paper_problem(gpus, model, bandwidth)
     heuristic, best = hete_mp(problem, order=order), exact(problem)
     heuristic_s, best_s = _bottleneck_s(problem, heuristic), _bottleneck_s(problem, best)
@@ -217,7 +217,7 @@ def _gain(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]
 
 
 def _yields(strategy: str, model: str, order: str, bandwidth: float) -> dict[str, Any]:
-    """A row with these settings and the verdict on each of the paper's rows under them."""
+    """A row with these settings and, for each number of GPUs, the verdict on the paper's row."""
     rows = [
         _mp_row(gpus, model, bandwidth)
         if strategy == "MP"
@@ -234,7 +234,7 @@ def _yields(strategy: str, model: str, order: str, bandwidth: float) -> dict[str
 
 
 def _verdict(same: bool, printed_s: float, ours_s: float) -> str:
-    """The verdict on the paper's plan compared with ours, by our cost model."""
+    """Whether the paper's plan is the ``same`` as ours or, by our cost model, as good or better."""
     if same:
         return "equal"
     if math.isclose(printed_s, ours_s, rel_tol=EQUAL):

@@ -1,8 +1,8 @@
-"""Simulated steps of a training whose domains are spread over ranks.
+"""Simulates the training of a domain separation network whose domains are spread over ranks.
 
-A rank encodes and decodes its samples, sends codes to all others, computes the losses of all codes,
-runs the backward, and updates its parameters when gradients have been summed. Messages take as long
-as if all ranks sent at once.
+In a step, each rank encodes and decodes its samples, sends the codes to all other ranks, computes
+the losses on the codes of all ranks, runs the backward pass, and updates its parameters once the
+gradients are summed. Messages take as long as if all ranks sent at once.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sparsepipe.simulate.network import Algorithm, ClusterNetwork, Leg, reductio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCosts:
-    """Costs of a step on a rank.
+    """Costs of one training step on one rank.
 
     Args:
-        encode_s: seconds of the forward of encoders and decoder.
-        losses_s: seconds of the losses of all codes, forward and backward.
-        backward_s: seconds of the backward of decoder and encoders.
-        update_s: seconds of the update.
+        encode_s: seconds of the forward pass of encoders and decoder.
+        losses_s: seconds of the losses on the codes of all ranks, forward and backward.
+        backward_s: seconds of the backward pass of decoder and encoders.
+        update_s: seconds of the parameter update.
         sent_bytes: bytes that the rank sends to each other rank.
     """
 
@@ -40,7 +40,7 @@ class RankCosts:
 
 
 class GradientSum(NamedTuple):
-    """Gradients of ``num_bytes`` that ``ranks`` sum at the end of a step."""
+    """A sum over ``ranks``, at the end of a step, of gradients with ``num_bytes`` on each rank."""
 
     ranks: tuple[int, ...]
     num_bytes: float
@@ -48,14 +48,14 @@ class GradientSum(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainSteps:
-    """A training of domains over ranks.
+    """A simulated training whose domains are spread over ranks.
 
     Args:
-        plan: one stage with a replica for each rank.
-        network: the links between them.
-        costs: costs of each rank.
-        shared: the sum over all ranks.
-        private: the sums over the replicas of each domain, after the shared one.
+        plan: a plan of one stage with a replica for each rank.
+        network: the links between the ranks.
+        costs: costs of a step, by rank.
+        shared: the sum of the gradients of shared parameters, over all ranks.
+        private: the sums of each domain's other gradients over its ranks, after ``shared``.
         algorithm: how ranks sum, as in :func:`~sparsepipe.simulate.network.reduction_legs`.
     """
 
@@ -67,7 +67,7 @@ class DomainSteps:
     algorithm: Algorithm
 
     def record(self, minibatches: int) -> Record:
-        """The record of the first ``minibatches`` minibatches."""
+        """Simulates a training of ``minibatches`` minibatches and returns its times."""
         ranks = range(len(self.costs))
         record = Record(plan=self.plan, minibatches=minibatches)
         spans: list[list[Span]] = [[] for _ in ranks]
@@ -96,11 +96,11 @@ class DomainSteps:
         return record
 
     def minibatch_s(self) -> float:
-        """Seconds from one minibatch to the next, once all ranks run in step."""
+        """Seconds from the end of the second minibatch to that of the third, and of later ones."""
         return self.record(3).end_s - self.record(2).end_s
 
     def _sent(self, number: int, encoded_s: Sequence[float]) -> list[Span]:
-        """The messages of codes from each rank to each other rank, which start at ``encoded_s``."""
+        """Spans of the messages with codes between all ranks; rank r sends at ``encoded_s[r]``."""
         network, ranks = self.network, range(len(self.costs))
         pairs = [(a, b) for a in ranks for b in ranks if a != b]
         legs = [Leg(network.ports(a, b), self.costs[a].sent_bytes) for a, b in pairs]
@@ -138,7 +138,7 @@ class DomainSteps:
 
 
 def _loads_s(network: ClusterNetwork, legs: Iterable[Leg]) -> dict[int, float]:
-    """Seconds that each port is busy with all legs, by port."""
+    """Seconds that each port needs for all of its legs, by number of the port."""
     found: dict[int, float] = {}
     for leg in legs:
         for port in leg.ports:

@@ -1,12 +1,12 @@
-"""The discrete-event simulator: what a pipeline's workers do, with costs in place of tensors.
+"""The discrete-event simulator: runs the schedule of a pipeline with costs in place of tensors.
 
-A rank runs its actions in order; a forward waits for the activation, a backward for the gradient,
-an update for the sum over the replicas; messages and sums move while ranks compute, on shared
-links. A gradient goes upstream before the replicas meet.
+A rank runs its actions in order. A forward waits for its activation, a backward for its gradient,
+an update for the sum of gradients over the stage's replicas. Messages and sums share the links and
+take place while ranks compute. A rank sends gradients upstream before it waits for that sum.
 
 What a rank does next follows from the state of the run: what each rank does or waits for, and where
-each message and each sum is. What happens between two equal states repeats until no minibatches
-come, so that the rest need not be simulated.
+each message and each sum is. The part between two equal states therefore repeats until no more
+minibatches come, and its repetitions need not be simulated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sparsepipe.simulate.sums import Sums
 from sparsepipe.simulate.workload import Workload
 
 EQUAL = 1e-9
-"""Share of a cycle by which times may differ and still count as equal."""
+"""Times count as equal if they differ by at most this share of the length of a cycle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +33,10 @@ class Setting:
 
     Args:
         network: hosts of the ranks and the links between them.
-        sends: how messages are handed over.
+        sends: how many messages may wait between two ranks.
         algorithm: how replicas sum their gradients.
-        bucket_bytes: size of the parts of sums that overlap with the backward; None: sums follow
-            the backward.
+        bucket_bytes: bytes of gradients in each part of a sum that overlaps with the backward pass;
+            None: sums follow the backward pass.
     """
 
     network: ClusterNetwork
@@ -51,10 +51,10 @@ class Record:
 
     Attributes:
         plan: the stages and their ranks.
-        minibatches: number of minibatches in the run.
+        minibatches: number of simulated minibatches.
         end_s: end of the last action.
         busy_s: seconds that each rank spent in forwards, backwards and updates.
-        returns_s: end of each minibatch's last backward in stage 0.
+        returns_s: by minibatch, the end of its last backward in stage 0.
         spans: actions, rank by rank and in order.
         transfers: messages, in the order of their arrival.
         reductions: sums of gradients, in the order of their ends.
@@ -80,10 +80,10 @@ class Engine:
 
     Args:
         workload: the plan and its costs.
-        actions: the actions of each rank, by rank.
+        actions: for each rank, its actions in order.
         setting: how ranks communicate.
         keep: whether spans, transfers and reductions are recorded.
-        detector: finds the cycle of the run and cuts the run short; None: the run goes to its end.
+        detector: detects a cycle and skips its repetitions; None: all minibatches are simulated.
     """
 
     def __init__(
@@ -167,18 +167,18 @@ class Engine:
         )
 
     def run(self) -> Record:
-        """Runs all ranks to the end of their actions."""
+        """Simulates all actions; raises a ScheduleError if ranks wait for each other forever."""
         for rank in self._ranks:
             rank.go_on()
         self._events.run()
         if stuck := [
-            f"rank {number} at {rank.action}"
+            f"rank {number} before {rank.action}"
             for number, rank in enumerate(self._ranks)
             if rank.action is not None
         ]:
             raise ScheduleError(
-                f"deadlock: {'; '.join(stuck[:8])} would wait forever",
-                remedy="let queues hold more messages (outbox, inbox), or choose another schedule",
+                f"deadlock: {', '.join(stuck[:8])} would wait forever",
+                remedy="let more messages wait (outbox, inbox), or choose another schedule",
             )
         # The last event may have had no effect and come later.
         self.record.end_s = max(rank.since_s for rank in self._ranks)
@@ -200,7 +200,7 @@ class Engine:
             self._events.before_time_goes_on(self._look)
 
     def _look(self) -> None:
-        """Passes the run's state to the detector, once nothing else happens at this time."""
+        """Passes the state of the run to the detector once nothing else happens at this time."""
         assert self._detector is not None
         if any(rank.action is None for rank in self._working):
             return  # the run comes to its end
@@ -232,16 +232,16 @@ class Engine:
         self._detector.add_state(RunState(number, time_s, tuple(places), since_s, busy_s))
 
     def _first_minibatch(self, rank: int, action: Action) -> int:
-        """The minibatch of an action; for an update, the first of its minibatches."""
+        """The minibatch of an action; for an update, the first one whose gradient it applies."""
         if action.kind != "U" or self._is_split:
             return action.number
         return action.number * self._plan.replicas(self._plan.stage_of(rank))
 
 
 def simulate(schedule: Schedule, workload: Workload, setting: Setting) -> Record:
-    """Runs a schedule to its end and records everything.
+    """Simulates a schedule to its end and records all spans.
 
-    If the schedule splits minibatches, ``workload`` is that of a microbatch.
+    If the schedule splits minibatches, ``workload`` has the costs per microbatch.
 
     Raises:
         ScheduleError: the schedule cannot be carried out, or the run ends in a deadlock.
@@ -255,12 +255,12 @@ class RunState:
     """The state of a run when the first rank begins an update.
 
     Attributes:
-        number: first minibatch of that update.
-        time_s: when it begins.
+        number: first minibatch whose gradient that update applies.
+        time_s: seconds from the beginning of the run to that of the update.
         places: what each rank does or waits for, and where each message and each sum is, with
             minibatches counted from ``number``.
         ends_s: seconds from ``time_s`` to the end of each action, message and sum under way.
-        busy_s: seconds that each rank has computed until then.
+        busy_s: seconds that each rank has computed until ``time_s``.
     """
 
     number: int
@@ -275,9 +275,9 @@ class Cycle:
     """The part of a run that repeats.
 
     Attributes:
-        minibatches: minibatches after which the run has the same state again.
+        minibatches: number of minibatches after which the run has the same state again.
         seconds: seconds that these minibatches take.
-        busy: share of this time in which each rank computes, by rank.
+        busy: share of these seconds in which each rank computes, by rank.
     """
 
     minibatches: int
@@ -286,15 +286,15 @@ class Cycle:
 
 
 class CycleDetector:
-    """Looks for a cycle in a run and skips whole cycles.
+    """Detects that a run repeats itself, and skips the repetitions.
 
-    Once the times of updates repeat, the detector compares the whole state at the beginning and the
-    end of the repetition. If they are equal, it limits the supply of minibatches, so that the run
-    drains.
+    Once the intervals between updates repeat, the detector compares the states of the run at the
+    beginning and the end of one repetition. If they are equal, it takes whole cycles off the supply
+    of minibatches, so that the run soon drains.
 
     Args:
-        supply: supply of the run's minibatches.
-        period: number of minibatches after which every replica has had its turn.
+        supply: supplies the minibatches of the run.
+        period: number of minibatches after which the turns of the replicas of all stages repeat.
     """
 
     def __init__(self, supply: MinibatchSupply, period: int) -> None:
@@ -307,9 +307,9 @@ class CycleDetector:
         self.cycle: Cycle | None = None
 
     def needs_state(self, number: int, time_s: float) -> bool:
-        """Whether the detector needs the state now; called when the first rank begins an update.
-
-        States do not recur before each rank has run a backward; by the third period all have.
+        """Whether the detector needs the state at ``time_s``, when rank 0 begins the update whose
+        first minibatch is ``number``. States do not recur before each rank has run a backward; by
+        the third period all have.
         """
         if self.cycle is not None or number % self._period:
             return False
@@ -322,7 +322,7 @@ class CycleDetector:
         return number == self._due
 
     def add_state(self, state: RunState) -> None:
-        """Takes the state of the run, if :meth:`needs_state` returned true."""
+        """Receives the state of the run after :meth:`needs_state` has returned True."""
         if (first := self._first) is None:
             self._first, self._due = state, state.number + self._cycle
             return
@@ -349,7 +349,7 @@ class CycleDetector:
 
 
 def repetition(times_s: list[float]) -> int | None:
-    """The number of steps after which the last differences of ``times_s`` repeat; None: never."""
+    """The shortest period, in entries, of the last intervals of ``times_s``; None: no period."""
     last = len(times_s) - 1
     for cycle in range(1, last // 2 + 1):
         took_s = times_s[last] - times_s[last - cycle]

@@ -3,8 +3,8 @@
 Each message runs through some ports, such as the sending side of one network card and the receiving
 side of another. A port gives every message that runs through it the same share of its speed, and a
 message moves at the smallest of its shares, about as with TCP on a switch whose links carry few
-long messages. Other messages do not get the part of a share that a message cannot use
-because another port limits it.
+long messages. If another port limits a message, the unused part of its share is not given to other
+messages.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Callback: TypeAlias = Callable[[], None]
 
 
 class EventQueue:
-    """Runs calls in the order of their times; calls of the same time in the order of addition.
+    """Runs calls in the order of their times; those at the same time in the order of addition.
 
     Attributes:
-        heap: heap of calls to come: time, number and call.
-        now_s: time of the call that runs.
+        heap: the pending calls as (time, number in the order of addition, call), in heap order.
+        now_s: time of the current call, in seconds from the beginning of the run.
     """
 
     __slots__ = ("_added", "_afterwards", "heap", "now_s")
@@ -34,12 +34,12 @@ class EventQueue:
         self.now_s = 0.0
 
     def at(self, time_s: float, call: Callback) -> None:
-        """Calls ``call()`` at ``time_s``, which must not be in the past."""
+        """Schedules ``call()`` for ``time_s``, which must not be in the past."""
         self._added += 1
         heapq.heappush(self.heap, (time_s, self._added, call))
 
     def before_time_goes_on(self, call: Callback) -> None:
-        """Calls ``call()`` after all other calls of the present time."""
+        """Schedules ``call()`` for the present time, after all other calls at that time."""
         self._afterwards.append(call)
 
     def run(self) -> None:
@@ -57,14 +57,14 @@ class Flow:
     """A route for messages of one size, one at a time, and the message under way.
 
     Args:
-        ports: ports that messages run through; without any, they take no time.
+        ports: numbers of the ports that messages run through; without any, they take no time.
         num_bytes: size of a message.
-        alone_s: seconds of a message that shares no port.
-        done: called when the last byte of a message has passed.
+        alone_s: seconds that a message takes if it shares no port.
+        done: called when the last byte of a message has passed all ports.
 
     Attributes:
-        end_s: when the message's last byte passes or passed, at the present rate; infinite while
-            the rate is unknown.
+        end_s: when the message's last byte passes or has passed, at the present rate; infinite
+            while the rate is unknown.
         is_shared: whether the message shares a port, or has done so.
     """
 
@@ -107,13 +107,13 @@ class Flows:
         self._changed: dict[int, None] = {}  # ports whose number of messages has changed
 
     def route(self, ports: tuple[int, ...], num_bytes: float, *, done: Callback) -> Flow:
-        """A new route on which messages can be sent. See :class:`Flow`."""
+        """Makes a route for messages of ``num_bytes``; ``done``: as for :class:`Flow`."""
         ports = ports if num_bytes > 0 else ()
         alone_s = num_bytes / min(self._speeds[port] for port in ports) if ports else 0.0
         return Flow(ports, num_bytes, alone_s=alone_s, done=done)
 
     def start(self, flow: Flow) -> None:
-        """Sends a message on a route, whose last message must have passed."""
+        """Sends a message on a route, whose previous message must have passed."""
         now_s = flow.since_s = self._events.now_s
         flow.is_done = False
         if any(self._sharing[port] or self._alone[port].end_s > now_s for port in flow.ports):

@@ -14,7 +14,7 @@ from sparsepipe.simulate.workload import StageCosts, Workload
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """The bytes that a rank keeps from ``time_s`` until its next level."""
+    """The bytes that a rank holds from ``time_s`` until its next level."""
 
     time_s: float
     num_bytes: float
@@ -23,13 +23,13 @@ class Level:
 def memory_over_time(
     record: Record, workload: Workload, model: MemoryModel, *, sizes: Sequence[float] | None = None
 ) -> list[tuple[Level, ...]]:
-    """The bytes that each rank keeps over time, a level for each change.
+    """Returns, for each rank, the bytes that it holds over time, with a level for each change.
 
-    Weights, gradients, optimizer state and the buffers of replicas stay; a minibatch's stored bytes
-    exist from its forward to its backward. A stashed version that is still in use is copied when an
-    update begins, and freed after the last backward that uses it; predicted weights exist as long
-    as their minibatch is in flight. Recomputed bytes count as long as any minibatch is in flight.
-    ``sizes`` are the sizes of microbatches relative to that of the workload; None: all are equal.
+    Weights, gradients, optimizer state and the buffers for summing gradients over replicas count
+    throughout; a minibatch's stored bytes, from its forward to its backward. A version of the
+    weights that is still in use is copied when an update begins, and freed after its last backward;
+    predicted weights and recomputed bytes count as long as their minibatches are in flight.
+    ``sizes``: sizes of microbatches relative to that of ``workload``; None: all are equal to it.
     """
     plan = record.plan
     by_rank: list[list[Span]] = [[] for _ in range(plan.num_ranks)]
@@ -47,7 +47,7 @@ def memory_over_time(
 
 
 def long_run_peaks_bytes(simulation: Simulation, model: MemoryModel) -> list[float]:
-    """The most bytes that each rank keeps at a time in a long run, by the order of its actions."""
+    """The peak memory in bytes of each rank in a long run, from the order of its actions."""
     plan, splits = simulation.workload.plan, simulation.recipe.splits
     found: list[float] = []
     for stage, costs in enumerate(simulation.workload.stages):
@@ -76,8 +76,8 @@ def _kept_bytes(
     replicas: int,
     sizes: Sequence[float] | None,
 ) -> Iterator[float]:
-    """Yields the bytes that a rank keeps at first, as each forward or update begins, and as each
-    backward ends.
+    """Yields the bytes that a rank holds at first, when each forward or update begins, and when
+    each backward ends.
     """
     buffers = REPLICA_BUFFERS if replicas > 1 else 0.0
     always = 1 + model.optimizer + model.gradients + buffers

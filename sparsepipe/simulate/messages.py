@@ -1,4 +1,4 @@
-"""The queues of messages between two ranks, one for each direction and kind of message."""
+"""Queues of messages between two ranks: one for each direction and kind of message."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from sparsepipe.simulate.network import ClusterNetwork, Sends
 from sparsepipe.simulate.workload import Workload
 
 State: TypeAlias = tuple[tuple[object, ...], list[float]]
-"""The discrete state of a part of a run, and the times at which what is under way will end."""
+"""The discrete state of a queue or of sums, and the times at which their transfers will end."""
 
 Part: TypeAlias = tuple[int, int | None]
 """Number of a minibatch, and of its microbatch if minibatches are split."""
 
 CARGO = {"F": "activation", "B": "gradient"}
-"""The kind of message that a forward or a backward sends."""
+"""The kind of message that an action sends, by kind of action."""
 
 
 class MessageQueue:
-    """Messages of one kind from one rank to another, one on its way at a time.
+    """Messages of one kind from one rank to another; only one is on its way at a time.
 
     Args:
-        ports: ports that messages run through.
+        ports: numbers of the ports that messages run through.
         latency_s: seconds from the sending of a message's last byte to its arrival.
         num_bytes: size of a message.
-        came: called when a message has arrived, with the message and the time when it started.
+        came: called when a message has arrived, with its minibatch and microbatch and its start.
         wake_source: called when the queue may have room for the sender's next message.
         wake_target: called when a message has arrived for the receiver.
     """
@@ -72,9 +72,9 @@ class MessageQueue:
             self._begin()
 
     def take(self, part: Part) -> bool:
-        """Takes the next message, which must be ``part``; returns False if none has come.
+        """Takes the next message, which must be that of ``part``; returns whether one has arrived.
 
-        The receiver is then woken when the message comes.
+        If not, the receiver is woken when it arrives.
         """
         has = bool(self._there)
         if has:
@@ -116,7 +116,7 @@ class MessageQueue:
 
     def state(self, number: int) -> State | None:
         """Where messages are, with minibatches counted from ``number``, and when the message under
-        way will have left or arrived; None if there is no message and none is awaited.
+        way will have left or arrived; None: the queue has no message, and none is awaited.
         """
         if self._moving is None and not (self._waiting or self._there or self._is_awaited):
             return None
@@ -136,8 +136,8 @@ class Messages:
     """All queues of a run, each made when its first message is sent or awaited.
 
     Args:
-        transfers: list to which the spans of messages are added; None: no record.
-        wake: called with a rank that may be able to proceed.
+        transfers: list to which the spans of messages are added; None: they are not recorded.
+        wake: called with the number of a rank that may be able to proceed.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Messages:
         self._behind = [[*stages, []][stage + 1] for stage in of_ranks]
 
     def queue_of(self, rank: int, action: Action, *, incoming: bool) -> MessageQueue | None:
-        """The queue of the message that ``action`` needs (``incoming``) or sends, if any."""
+        """The queue from which ``action`` takes (``incoming``) or to which it sends; None: none."""
         peers = (self._before if (action.kind == "F") == incoming else self._behind)[rank]
         if not peers:
             return None
@@ -171,7 +171,7 @@ class Messages:
         return self._queue(action.kind, *ends)
 
     def states(self, number: int) -> Iterator[tuple[object, State]]:
-        """Yields the state of each queue that is not idle, with the queue's kind and ranks."""
+        """Yields (kind of action, sender, receiver) and state of each queue that is not idle."""
         for key, queue in self._queues.items():
             if (state := queue.state(number)) is not None:
                 yield key, state

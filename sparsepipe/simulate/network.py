@@ -1,4 +1,4 @@
-"""The network: ports that a message between two ranks runs through, and bytes that a sum moves.
+"""The network: the ports that a message between two ranks runs through, and the legs of a sum.
 
 Every host has a network card, and every device a connection to a switch of its host. Both send and
 receive at the same time, each at the bandwidth of the link. Ranks of a host share its card.
@@ -27,7 +27,7 @@ class ClusterNetwork:
     """Hosts and the links inside and between them.
 
     Args:
-        hosts: number of each rank's host, from 0.
+        hosts: by rank, the number of its host, from 0.
         inside: link between two devices of a host, by host.
         between: link between two hosts.
     """
@@ -36,8 +36,8 @@ class ClusterNetwork:
     inside: tuple[Link, ...]
     between: Link = field(default=INSTANT)
     bytes_per_s: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    """Speeds of ports: two for each rank inside its host, sending and receiving, then two for each
-    host.
+    """Bandwidths of the ports: for each rank, those of sending and receiving inside its host; then,
+    for each host, those of its network card.
     """
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class ClusterNetwork:
 
     @classmethod
     def flat(cls, num_ranks: int, link: Link = INSTANT) -> ClusterNetwork:
-        """The network of ranks of one host, with the same link between any two of them."""
+        """The network of one host with ``num_ranks`` ranks and ``link`` between any two of them."""
         return cls(hosts=(0,) * num_ranks, inside=(link,))
 
     @classmethod
@@ -56,7 +56,7 @@ class ClusterNetwork:
 
         Raises:
             PlanError: a device of the plan is not on any host of the inventory.
-            HardwareError: a link that the plan needs has no bandwidth.
+            HardwareError: a link that the plan needs has no bandwidth, or one of 0.
         """
         names = {host.name: number for number, host in enumerate(inventory.hosts)}
         devices = [device for stage in plan.stages for device in stage.devices]
@@ -83,7 +83,7 @@ class ClusterNetwork:
         return cls(hosts=hosts, inside=inside, between=usable(inventory.link, "the inventory"))
 
     def ports(self, source: int, target: int) -> tuple[int, ...]:
-        """Ports that a message from one rank to another runs through."""
+        """Numbers of the ports that a message runs through; none if both are infinitely fast."""
         here, there = self.hosts[source], self.hosts[target]
         if here == there:
             found = 2 * source, 2 * target + 1
@@ -104,13 +104,13 @@ Algorithm = Literal["ring", "direct", "chain", "ordered"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sends:
-    """How a rank sends messages: each pair of ranks has a queue for each direction and kind.
+    """Limits of the queues between two ranks, of which each direction and kind of message has one.
 
     Args:
-        outbox: most messages that wait in addition to the one on its way before the sender waits;
-            0: the sender waits until its message has arrived; None: no limit.
-        inbox: most messages that have arrived but are not taken yet; 0: a message starts when the
-            receiver waits for it; None: no limit.
+        outbox: number of messages that may wait, in addition to the one on its way, before their
+            sender waits; 0: it waits until its message has arrived; None: no limit.
+        inbox: number of messages that may have arrived without being taken; 0: a message starts
+            when the receiver waits for it; None: no limit.
     """
 
     outbox: int | None = None
@@ -120,17 +120,17 @@ class Sends:
         for name in ("outbox", "inbox"):
             if (value := getattr(self, name)) is not None and value < 0:
                 raise ConfigError(
-                    f"{name}={value} is not a number of messages",
+                    f"{name}={value} is negative, which is not a number of messages",
                     remedy="give a number of at least 0, or null for no limit",
                 )
 
 
 AS_IN_TRAINING = Sends(inbox=INBOX_DEPTH)
-"""A message starts when the receiver has taken the one before it; senders never wait."""
+"""A message starts when the receiver has taken the previous one; senders never wait."""
 
 
 class Leg(NamedTuple):
-    """A transfer within a sum; all transfers of a phase take place at the same time."""
+    """A transfer within a sum; all transfers of a phase of the sum take place at the same time."""
 
     ports: tuple[int, ...]
     num_bytes: float
@@ -139,13 +139,13 @@ class Leg(NamedTuple):
 def reduction_legs(
     network: ClusterNetwork, ranks: Sequence[int], num_bytes: float, algorithm: Algorithm
 ) -> tuple[list[list[Leg]], float]:
-    """The transfers of a sum over ranks in phases, one after another, and the total latency in s.
+    """Returns a sum's transfers, by phase, and its latency in s. Phases follow one another.
 
     With m ranks, ``ring`` (Patarasuk and Yuan, 2009; gloo and NCCL use it for large vectors): each
     rank sends 2 (m - 1) / m of the vector to the next, in parts of an m-th. ``direct``: each rank
     sends an m-th to each other rank, sums the parts that it receives, and sends the sum to each
     other rank. ``chain``: neighbours send each other the vector in chunks that follow one another.
-    ``ordered``: ``chain`` or ``direct`` as hosts and size determine, as replicas of a pipeline sum.
+    ``ordered``, as in pipelines: ``chain`` or ``direct``, as hosts and size determine.
     """
     m = len(ranks)
     if m == 1 or not num_bytes:
@@ -162,14 +162,14 @@ def reduction_legs(
     if algorithm == "chain":
         return _chain(network, ranks, num_bytes)
     raise ConfigError(
-        f"unknown all-reduce {algorithm!r}", remedy="use ring, direct, chain or ordered"
+        f"unknown all-reduce algorithm {algorithm!r}", remedy="use ring, direct, chain or ordered"
     )
 
 
 def _direct(
     network: ClusterNetwork, ranks: Sequence[int], num_bytes: float
 ) -> tuple[list[list[Leg]], float]:
-    """Parts to the ranks that sum them, then sums to all; one leg for equal ports."""
+    """Parts go to the ranks that sum them, then sums to all; legs with equal ports are merged."""
     by_host: dict[int, list[int]] = {}
     for rank in ranks:
         by_host.setdefault(network.hosts[rank], []).append(rank)
@@ -190,7 +190,7 @@ def _direct(
 def _chain(
     network: ClusterNetwork, ranks: Sequence[int], num_bytes: float
 ) -> tuple[list[list[Leg]], float]:
-    """All neighbours at once; the time of one chunk on the other ports counts as latency."""
+    """All neighbours at once; latency includes a chunk's time on all but the busiest port."""
     hops = [hop for pair in pairwise(ranks) for hop in (pair, pair[::-1])]
     legs = [Leg(network.ports(*hop), num_bytes) for hop in hops]
     speeds = network.bytes_per_s

@@ -13,11 +13,11 @@ from sparsepipe.simulate.sums import Sums
 
 
 class WeightsInUse:
-    """Tracks which minibatches have gone forward with a rank's newest weights and not yet backward:
-    while there are any, an update copies the weights first.
+    """Tracks which minibatches have run the forward with a rank's newest weights, but not yet the
+    backward: while there are any, an update copies the weights first.
 
     Attributes:
-        kept: number of older versions that are kept for minibatches to come.
+        kept: number of older versions that are kept for later minibatches.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class WeightsInUse:
         return bool(self._users)
 
     def see(self, action: Action) -> None:
-        """Takes the rank's next action into account."""
+        """Takes an action into account that the rank has just finished."""
         if action.kind == "U":
             self._users.clear()
         elif action.kind == "F":
@@ -42,8 +42,8 @@ class WeightsInUse:
 class OlderWeightsInUse(WeightsInUse):
     """Tracks weights in use under vertical sync, where minibatches use older weights.
 
-    A version is kept until no later minibatch will need it; before the drain, a rank assumes that
-    another minibatch comes.
+    A version is kept until no later minibatch will need it; until the drain, a rank assumes that
+    another minibatch will come.
     """
 
     def __init__(self, plan: Plan, rank: int) -> None:
@@ -81,7 +81,7 @@ class OlderWeightsInUse(WeightsInUse):
 
 
 class Rank:
-    """A rank with its next action, or the one under way.
+    """A simulated rank, which runs its actions one after another.
 
     A rank whose first action is an update has no part of any minibatch, since its stage has more
     replicas than there are microbatches: it only takes part in sums.
@@ -89,13 +89,13 @@ class Rank:
     Args:
         number: number of the rank.
         actions: the rank's actions in order.
-        seconds: seconds of an action, by kind.
+        seconds: seconds of an action, by its kind.
         copy_s: seconds of a copy of the weights, which an update makes if they are in use.
-        weights: the weights in use; None: updates never copy.
-        sums: sums of its stage; None: the stage has nothing to sum.
-        spans: list to which spans of actions are added; None: no record.
-        updates: called with each update when it begins; None: no call.
-        returned: called with each minibatch that is back from all stages.
+        weights: tracks whether the weights are in use; None: updates never copy.
+        sums: sums of gradients of the rank's stage; None: the stage has nothing to sum.
+        spans: list to which spans of actions are added; None: they are not recorded.
+        updates: called with each update when it begins, if not None.
+        returned: called in stage 0 with the number of a minibatch when a backward of it ends.
 
     Attributes:
         action: the next action or the one under way; None: no action is left.
@@ -134,15 +134,15 @@ class Rank:
 
     @property
     def state(self) -> tuple[object, ...]:
-        """Whether the rank computes, whether it waits until its last message leaves, and how many
-        weight versions it keeps for later minibatches.
+        """Whether the rank computes, whether the queue of its last message makes it wait, and how
+        many weight versions it keeps for later minibatches.
         """
         is_held_up = self._sent is not None and self._sent.is_full
         kept = 0 if self._weights is None else self._weights.kept
         return self.end_s is not None, is_held_up, kept
 
     def go_on(self) -> None:
-        """Begins the next action if it can; otherwise the rank is woken later."""
+        """Begins the next action if possible; otherwise this is called again once it may be."""
         while (action := self.action) is not None and self.end_s is None:
             if self._sent is not None and self._sent.is_full:
                 return

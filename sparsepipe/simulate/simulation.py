@@ -1,5 +1,5 @@
-"""Simulations of a workload under a schedule given by name, and the pace of long runs, which are
-simulated until they repeat themselves.
+"""Simulates a workload under a schedule given by name; computes the pace of long runs, which are
+simulated only until they repeat themselves.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from sparsepipe.simulate.workload import Workload
 from sparsepipe.utils.extensions import by_name
 
 Order = Callable[[Plan, int, MinibatchSupply], Iterable[Action]]
-"""Function of a plan, a rank and the supply of minibatches that generates the rank's actions."""
+"""Function that generates a rank's actions from a plan, the rank and the minibatch supply."""
 
 _LEAST = 1000
-"""Least number of minibatches of a long run."""
+"""A run whose pace is measured, for lack of a cycle, has at least this number of minibatches."""
 
 _ROUNDS = 8
-"""Least number of minibatches of a long run for each rank, and of periods if these are short: runs
-that repeat themselves do so within 5.8 periods in benchmarks/simulate.py."""
+"""It also has at least this number of minibatches for each rank, plus this number of periods if
+they are short: runs with a cycle reach it within 5.8 periods in benchmarks/simulate.py."""
 
 _LONG_PERIOD = 4
-"""Most minibatches for each rank in a period that counts as short."""
+"""A period counts as short if it has at most this number of minibatches for each rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How fast a long run goes.
+    """The speed of a run.
 
     Attributes:
         minibatches: number of minibatches of the run.
         total_s: seconds from the beginning of the run to the end of its last action.
-        minibatch_s: mean seconds of a minibatch once the pipeline is full, in a long run.
-        busy: share of the time in which each rank computes in a long run, by rank.
-        simulated: number of simulated minibatches.
+        minibatch_s: mean seconds from one minibatch to the next while the pipeline is full.
+        busy: share of the time in which each rank computes while the pipeline is full, by rank.
+        simulated: number of minibatches that were simulated to obtain these values.
     """
 
     minibatches: int
@@ -66,12 +66,12 @@ def pace(
     order: Order = asynchronous_order,
     splits: bool = False,
 ) -> Pace:
-    """How fast a plan runs under a schedule, by default the asynchronous one.
+    """Computes how fast a plan runs under a schedule, by default the asynchronous one.
 
     The run is simulated until its state recurs (:class:`.engine.CycleDetector`); whole cycles are
-    then left out, and its end is simulated. If a short run has no cycle, a longer one gives the
-    pace of a full pipeline. With ``splits``, minibatches are split into microbatches; otherwise
-    the replicas of a stage take minibatches in turn.
+    then skipped, and the end of the run is simulated. If a short run has no cycle, a longer one
+    gives the pace of a full pipeline. With ``splits``, minibatches are split into microbatches;
+    otherwise the replicas of a stage take minibatches in turn.
     """
     plan = workload.plan
     period = 1 if splits else math.lcm(*[stage.replicas for stage in plan.stages])
@@ -104,8 +104,8 @@ def pace(
 
 
 def _measured(record: Record, *, splits: bool) -> Cycle:
-    """The pace of a long run without a cycle: the slope of the regression line through the returns
-    of its minibatches, over whole rounds of the first stage while the pipeline is full.
+    """The pace of a long run without a cycle: the slope of the regression line through the times at
+    which minibatches return, over whole rounds of the first stage while the pipeline is full.
     """
     plan, count = record.plan, len(record.returns_s)
     readers = 1 if splits else plan.replicas(0)
@@ -132,7 +132,7 @@ MICROBATCHES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a schedule is made.
+    """How the actions of a schedule are generated.
 
     Args:
         order: function that generates a rank's actions from the plan, the rank, the supply of
@@ -158,11 +158,11 @@ class Simulation:
     Args:
         workload: the plan and its costs, per microbatch if the schedule splits minibatches.
         setting: how ranks communicate.
-        recipe: the schedule.
+        recipe: how the actions of the schedule are generated.
         microbatches: T, the number of microbatches of a minibatch; 1 if the schedule does not
             split minibatches.
-        batches: number of batches that make a minibatch: one of each device of the first stage if
-            minibatches are split, otherwise 1.
+        batches: number of batches that make a minibatch: one from each device of the first stage
+            if minibatches are split, otherwise 1.
     """
 
     workload: Workload
@@ -181,7 +181,7 @@ class Simulation:
         microbatches: int | None = None,
         option: str = "microbatches",
     ) -> Simulation:
-        """A simulation of the schedule of that name.
+        """Makes a simulation of the schedule named ``schedule``.
 
         A microbatch counts with its share of a minibatch's time and bytes; real ones take more.
         If minibatches are split, the batches of all devices of the first stage are one minibatch.
@@ -211,8 +211,8 @@ class Simulation:
         check_microbatches(parts, workload.plan.replicas_of_stages, name=option)
         if setting.bucket_bytes is not None:
             raise ConfigError(
-                f"sums that overlap with the backward do not suit the schedule {schedule}, whose "
-                "gradients are complete with the last microbatch",
+                f"sums that overlap with the backward pass do not suit the schedule {schedule}, "
+                "whose gradients are complete only after the last microbatch",
                 remedy="set overlap to null or false, or choose the schedule asynchronous",
             )
         batches = workload.plan.replicas(0)
@@ -233,7 +233,7 @@ class Simulation:
         return [size / share for size in sizes_of(self.microbatches, self.batches)]
 
     def record(self, minibatches: int) -> Record:
-        """Runs ``minibatches`` minibatches and records everything."""
+        """Simulates ``minibatches`` minibatches and records all spans."""
         plan = self.workload.plan
         orders = (tuple(self.order(rank, minibatches)) for rank in range(plan.num_ranks))
         return simulate(Schedule(plan, tuple(orders)), self.workload, self.setting)

@@ -1,4 +1,4 @@
-"""Sums of gradients over a stage's replicas, in one part or in buckets during the backward."""
+"""Sums of gradients over a stage's replicas: in one part, or in buckets during the backward."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sparsepipe.simulate.workload import StageCosts
 
 
 def buckets(parameter_bytes: Sequence[float], bucket_bytes: float) -> list[tuple[int, float]]:
-    """The number of the last layer and the bytes of each bucket of gradients, as DDP makes them:
-    layers in the order of the backward until a bucket holds ``bucket_bytes``.
+    """For each bucket of gradients, its last index in ``parameter_bytes`` (last layer first) and
+    its bytes. As in DDP, a bucket takes layers, the last first, until it has ``bucket_bytes``.
     """
     found: list[tuple[int, float]] = []
     held = 0.0
@@ -28,13 +28,13 @@ def buckets(parameter_bytes: Sequence[float], bucket_bytes: float) -> list[tuple
 
 
 class Sums:
-    """The sums of one stage, one after another; a part begins when all replicas have reached it.
+    """A stage's sums of gradients; a part begins once all replicas have computed its gradients.
 
     Args:
         ranks: ranks of the stage.
         algorithm: how replicas sum.
         bucket_bytes: size of a part, as in :func:`buckets`; None: one part before the update.
-        spans: list to which spans of finished parts are added; None: no record.
+        spans: list to which spans of finished parts are added; None: they are not recorded.
         wake: called with a rank whose update may begin.
     """
 
@@ -62,10 +62,10 @@ class Sums:
                 sum(layers_bytes), costs.parameter_bytes, rel_tol=1e-6
             ):
                 raise PlanError(
-                    "sums that overlap with the backward need the bytes and the seconds of each "
-                    "layer",
+                    "sums that overlap with the backward pass need the bytes of each layer, which "
+                    "add up to parameter_bytes, and the seconds of each layer's backward",
                     remedy="give layers_parameter_bytes and, for each replica, layers_backward_s; "
-                    "or leave bucket_bytes out to sum after the backward",
+                    "or leave bucket_bytes out to sum after the backward pass",
                 )
             parts = buckets(layers_bytes, bucket_bytes)
             self._sizes = [size for _, size in parts]
@@ -89,14 +89,14 @@ class Sums:
         self._due_s = 0.0  # when the latency is over
 
     def backward_begins(self, rank: int, minibatch: int) -> None:
-        """Records that a replica begins a backward, whose gradients are done one after another."""
+        """Records that ``rank`` begins a backward, which computes the parts one after another."""
         if self._early is not None:
             begins_s = self._events.now_s
             after_s = self._early[rank - self._ranks.start]
             self._come(rank, minibatch // len(self._ranks), [begins_s + s for s in after_s])
 
     def reached(self, rank: int, number: int) -> bool:
-        """Whether the sum of round ``number`` is done; otherwise the replica is woken later."""
+        """Whether the sum of round ``number`` is done; else ``rank`` joins and is woken later."""
         if number < self._round:
             return True
         # A replica without a minibatch in the last round takes part as well.
@@ -111,7 +111,7 @@ class Sums:
             self._begin_part()
 
     def _begin_part(self) -> None:
-        """Begins the next part once all replicas have reached it."""
+        """Begins the next part once all replicas have computed its gradients."""
         ranks, last_s = self._coming.get(self._round, (set(), []))
         if self._moving or len(ranks) < len(self._ranks):
             return
@@ -152,10 +152,10 @@ class Sums:
         self._begin_part()
 
     def state(self, first: int) -> tuple[tuple[object, ...], list[float]]:
-        """Which replicas have reached which sum, with rounds counted from ``first``, and when the
+        """Which replicas have joined which sum, with rounds counted from ``first``, and when the
         transfers under way will end.
 
-        When gradients of a backward under way are complete follows from its end.
+        The times at which a backward completes parts are omitted: they follow from its end.
         """
         coming = [(n - first, tuple(sorted(ranks))) for n, (ranks, _) in self._coming.items()]
         place = (self._round - first, self._part, self._moving, tuple(sorted(coming)))

@@ -1,8 +1,8 @@
-"""Spans as a trace file that Chrome's tracing page and Perfetto open.
+"""Writes spans as a trace file, which Chrome's tracing page and Perfetto open.
 
 The file is JSON in the Trace Event Format. It has a process for each rank, with threads for what
-the rank computes, for each queue in which it sends, and for the rest of its time; a process for the
-sums of each stage; and an arrow from each message to the action that takes it. Slices of a thread
+the rank computes, for each queue to which it sends, and for its other spans; a process for the sums
+of each stage; and an arrow from each message to the action that takes it. Slices of a thread
 do not overlap.
 """
 
@@ -43,7 +43,7 @@ class _TraceEvents:
     def add(
         self, span: Span, process: int, thread: str, title: str, **details: Any
     ) -> dict[str, Any]:
-        """Adds a slice and returns its process, thread and time, for arrows."""
+        """Adds a slice; returns its process, thread and start, to which arrows can be attached."""
         at = {"pid": process, "tid": self.thread_of(process, thread), "ts": span.start * _MICRO}
         named = {"ph": "X", "name": title, "cat": _CATEGORIES.get(span.kind, span.kind)}
         lasts = (span.end - span.start) * _MICRO

@@ -1,4 +1,4 @@
-"""Seconds that a plan's ranks compute and bytes that they send for each minibatch."""
+"""Seconds that the ranks of a plan compute, and bytes that they send, for each minibatch."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class StageCosts:
     """Costs of one stage.
 
     Args:
-        forward_s: seconds of a forward on each rank.
-        backward_s: seconds of a backward on each rank.
+        forward_s: seconds of a forward, by rank of the stage.
+        backward_s: seconds of a backward, by rank of the stage.
         update_s: seconds of an update on the slowest rank.
         copy_s: seconds of a copy of all weights on the slowest rank, which an update makes first if
             they are still needed.
         output_bytes: size of the activation that the stage sends to the next one.
         gradient_bytes: size of the gradient that the next stage sends back.
         parameter_bytes: size of the stage's parameters, whose gradients its replicas sum.
-        layers_backward_s: for each rank, seconds of each layer's backward, last layer first; used
-            by sums that begin before the backward ends.
+        layers_backward_s: for each rank, seconds of each layer's backward, last layer first; needed
+            for sums that begin before the backward ends.
         layers_parameter_bytes: size of each layer's parameters, last layer first.
         stored_bytes: bytes that a minibatch keeps from its forward to its backward.
         recomputed_bytes: additional bytes while the layers of a minibatch are recomputed, one
@@ -59,9 +59,9 @@ class Workload:
     Args:
         plan: the stages and their ranks.
         stages: costs of each stage.
-        vertical_sync: whether all stages use weights that include the same minibatches and keep
-            older ones for that; otherwise weights are kept for minibatches that went forward with
-            them.
+        vertical_sync: whether all stages keep older weights so that a minibatch uses those of the
+            same updates everywhere; False: a stage keeps weights only until the backwards of the
+            minibatches that ran the forward with them.
     """
 
     plan: Plan
@@ -104,7 +104,7 @@ class Workload:
         """The workload of a plan for a chain of layers, from profiles by device model.
 
         Seconds are those of each rank's own device; bytes of layers are the largest of any device
-        of the plan, as for partitioners. Updates, copies of weights (in the modes ``stash`` and
+        of the plan, as for searches. Updates, copies of weights (in the modes ``stash`` and
         ``vertical_sync``) and loading, which is part of the first stage's forwards, count if all
         profiles have them. The gradient across a cut counts as large as the activation, though a
         sparse activation's coordinates do not come back.
@@ -136,9 +136,9 @@ class Workload:
 
     @classmethod
     def expected(cls, plan: Plan) -> Workload | None:
-        """The workload with the times that the plan's search expected of its ranks, if any.
+        """The workload with the times that the plan's search expected; None if it has none.
 
-        A grid counts as its first rank. Loading is part of the first stage's forwards.
+        A stage's grid of devices counts as its first rank; forwards of stage 0 include loading.
         """
         times = rank_times(plan)
         stages = []
@@ -156,7 +156,7 @@ class Workload:
         return cls(plan=plan.without_grids, stages=tuple(stages)) if stages else None
 
     def recomputing(self, spans: StageSpans, profiles: Mapping[str, Profile]) -> Workload:
-        """The workload if spans of layers are recomputed, which makes backwards longer."""
+        """The workload if each stage recomputes its ``spans`` of layers during backwards."""
         stages = [
             _recomputing(costs, stage, own, profiles) if own else costs
             for costs, stage, own in zip(self.stages, self.plan.stages, spans, strict=True)
@@ -167,8 +167,8 @@ class Workload:
         """The workload per microbatch, where a minibatch consists of ``batches`` batches of the
         present workload and is cut into ``microbatches`` equal parts.
 
-        Compute times, message sizes and stored bytes are multiplied by ``batches / microbatches``;
-        the costs of updates and of copies of weights stay as they are.
+        Times of forwards and backwards, sizes of messages, and stored and recomputed bytes are
+        multiplied by ``batches / microbatches``; other costs stay as they are.
         """
         share = batches / microbatches
         stages = [
@@ -201,7 +201,7 @@ def _costs(
     updates: bool,
     copies: bool,
 ) -> StageCosts:
-    """The costs of the stage with these layers; ``load_s`` has the ``id`` of a profile as key."""
+    """The costs of a stage with ``layers`` (first, last); ``load_s``: by ``id`` of the profile."""
     first, end = layers[0], layers[1] + 1
     kinds = {id(profile): profile.layers[first:end] for profile in profiles}
     forward_s = {

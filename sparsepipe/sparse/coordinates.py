@@ -32,11 +32,11 @@ _TABLE_CELLS_PER_SITE = 512
 def check_bounds(coords_N4: Tensor, *, batch_size: int, spatial_shape: Triple | None) -> Triple:
     """Checks the range of coordinates and returns the extent of their grid.
 
-    Costs one reduction and one read-back. The extent is ``spatial_shape`` if given,
+    Costs one reduction and one read-back to the host. The extent is ``spatial_shape`` if given,
     otherwise the largest coordinate plus one on each axis.
 
     Raises:
-        CoordinateError: a coordinate is out of range, or the grid's keys do not fit 63 bits.
+        CoordinateError: a coordinate is out of range, or the grid is too large for keys.
     """
     if coords_N4.shape[0] == 0:
         extent = spatial_shape or (1, 1, 1)
@@ -45,34 +45,35 @@ def check_bounds(coords_N4: Tensor, *, batch_size: int, spatial_shape: Triple | 
         if lowest[0] < 0 or highest[0] >= batch_size:
             wrong = lowest[0] if lowest[0] < 0 else highest[0]
             raise CoordinateError(
-                f"batch index {wrong} is outside a batch of {batch_size}",
+                f"batch index {wrong} is outside a batch of {batch_size} samples",
                 remedy="order the columns as (batch, x, y, z), batch first: a batch-last tensor"
-                " becomes coords[:, [3, 0, 1, 2]]; otherwise pass the true batch_size",
+                " becomes coords[:, [3, 0, 1, 2]]; or pass batch indices from 0 to batch_size - 1",
             )
         for axis, low, high in zip("xyz", lowest[1:], highest[1:], strict=True):
             if low < 0 or high > MAX_COORDINATE:
                 raise CoordinateError(
-                    f"{axis} coordinates go from {low} to {high}, outside 0 to {MAX_COORDINATE}",
-                    remedy="shift each sample so that it starts at 0, use larger voxels or crop",
+                    f"{axis} coordinates go from {low} to {high}, not within 0 to {MAX_COORDINATE}",
+                    remedy="shift each sample to start at 0, use larger voxels, or crop samples",
                 )
         extent = spatial_shape or (highest[1] + 1, highest[2] + 1, highest[3] + 1)
         for axis, high, size in zip("xyz", highest[1:], extent, strict=True):
             if high >= size:
                 raise CoordinateError(
-                    f"{axis} coordinate {high} is outside the spatial shape {extent}",
+                    f"{axis} coordinate {high} is outside the spatial_shape {extent}",
                     remedy="give the grid's true spatial_shape, and coordinates as"
                     " (batch, x, y, z): a batch-last tensor becomes coords[:, [3, 0, 1, 2]]",
                 )
     if max(extent) > MAX_COORDINATE + 1 or batch_size * math.prod(extent) > _MAX_KEYS:
         raise CoordinateError(
-            f"a grid of {extent} with {batch_size} samples needs keys of more than 63 bits",
+            f"a grid of {extent} with {batch_size} samples has an axis of more than 2^21 voxels or "
+            "needs keys of more than 63 bits",
             remedy="use larger voxels, a tighter spatial_shape or fewer samples per batch",
         )
     return extent
 
 
 def linear_keys(coords_N4: Tensor, extent: Triple) -> Tensor:
-    """Returns int64 keys [N] of sites in a grid of ``extent``, in lexicographic order of sites."""
+    """Returns the int64 keys [N] of sites in a grid of ``extent``; their order is lexicographic."""
     b, x, y, z = coords_N4.long().unbind(1)
     return ((b * extent[0] + x) * extent[1] + y) * extent[2] + z
 
@@ -88,10 +89,10 @@ def coords_of_keys(keys_N: Tensor, extent: Triple) -> Tensor:
 
 
 class TableIndex:
-    """A dense table from cell to row.
+    """A dense table that holds, for each cell of the grid, the row of its site.
 
-    Each axis is padded by its reach on one side only: an offset below zero lands in the
-    empty padding of the neighbouring line, so that no lookup needs a bounds check.
+    Each axis is padded by the windows' reach on one side only: an offset below zero lands in the
+    empty padding of the neighbouring line, so no lookup needs a bounds check.
     """
 
     __slots__ = ("_base", "_sizes", "_strides_3", "_table")
@@ -159,7 +160,7 @@ def build_index(
 
     Args:
         coords_N4: int32 sites, within ``extent``.
-        batch_size: samples in the batch.
+        batch_size: number of samples in the batch.
         extent: the grid's size per axis.
         reach: largest offset per axis that ``find`` will be called with.
         method: "table" (dense lookup table), "sort" (sorted keys and binary search) or "auto".

@@ -43,7 +43,7 @@ class RowBlock:
 
 
 GatherPlan = list[RowBlock]
-"""All blocks of a level; at least one, which may be empty."""
+"""All blocks of rows of a level; at least one, which may be empty."""
 
 
 def build_gather_plan(sources_KR: Tensor, rows_per_block: int) -> GatherPlan:

@@ -31,7 +31,7 @@ _watchers: list[Callable[[], None]] = []
 
 @contextmanager
 def watching_kernel_maps(watch: Callable[[], None]) -> Iterator[None]:
-    """Context in which ``watch`` is called right before and after each kernel map is built."""
+    """Calls ``watch`` right before and right after each kernel map is built, in the block."""
     _watchers.append(watch)
     try:
         yield
@@ -41,7 +41,7 @@ def watching_kernel_maps(watch: Callable[[], None]) -> Iterator[None]:
 
 @dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class CoordinateCache:
-    """Coordinates of one level with their index, kernel maps and coarser levels.
+    """Coordinates of one level (sites of one stride), their index, kernel maps and coarser levels.
 
     All tensors on the same sites share one cache. A kernel map is kept for each (kernel size,
     stride, dilation) and holds the cache of its output level, so that levels form a tree: a
@@ -50,9 +50,9 @@ class CoordinateCache:
 
     Attributes:
         coords_N4: int32 sites (batch, x, y, z).
-        batch_size: samples in the batch.
-        spatial_shape: extent of the grid, None if not given.
-        index_method: "auto", "table" or "sort", see :func:`build_index`.
+        batch_size: number of samples in the batch.
+        spatial_shape: extent of the grid; None: not given.
+        index_method: ``method`` of :func:`build_index`.
     """
 
     coords_N4: Tensor
@@ -68,7 +68,7 @@ class CoordinateCache:
 
     @property
     def extent(self) -> Triple:
-        """Size of the grid: ``spatial_shape`` or the largest coordinate plus one; checked."""
+        """Size of the grid: ``spatial_shape`` or largest coordinates plus one; checks bounds."""
         if self._extent is None:
             self._extent = check_bounds(
                 self.coords_N4, batch_size=self.batch_size, spatial_shape=self.spatial_shape
@@ -76,7 +76,7 @@ class CoordinateCache:
         return self._extent
 
     def bare(self) -> CoordinateCache:
-        """Returns a cache of the same coordinates and their checks, with nothing derived yet."""
+        """Returns a cache of the same coordinates, checked if these are, with nothing derived."""
         cache = CoordinateCache(
             self.coords_N4,
             batch_size=self.batch_size,
@@ -87,13 +87,13 @@ class CoordinateCache:
         return cache
 
     def check(self) -> None:
-        """Checks bounds and uniqueness of the coordinates once; raises a CoordinateError."""
+        """Checks once that coordinates are in bounds and unique, else raises a CoordinateError."""
         if not self._verified:
             self.site_index((1, 1, 1))
             self._verified = True
 
     def site_index(self, reach: Triple) -> SiteIndex:
-        """Returns the index for windows of this :attr:`KernelSpec.reach`, built on first use."""
+        """Returns the index for windows with ``reach`` (of a KernelSpec), built on first use."""
         reach = tuple(max(1, r) for r in reach)  # type: ignore[assignment]
         if reach not in self._indices:
             self._indices[reach] = build_index(
@@ -160,12 +160,12 @@ class KernelMap:
 
     Attributes:
         spec: the window.
-        neighbours_KM: int32, the input row at each offset, -1 without an input.
-        num_inputs: N, rows of the input level.
+        neighbours_KM: int32, the input row that each output row reads at each offset; -1: none.
+        num_inputs: N, number of rows of the input level.
         output: cache of the output level; None if that is the input level (a submanifold
             window), whose cache holds this map: a reference back would form a cycle.
-        parent_N: for a tiling window the output row of each input, else None.
-        offset_N: for a tiling window the offset at which each input is read, else None.
+        parent_N: for a tiling window, int64, the output row of each input; else None.
+        offset_N: for a tiling window, int64, the offset at which each input is read; else None.
     """
 
     spec: KernelSpec
@@ -181,7 +181,7 @@ class KernelMap:
 
     @property
     def num_outputs(self) -> int:
-        """M, rows of the output level."""
+        """M, number of rows of the output level."""
         return self.neighbours_KM.shape[1]
 
     @property
@@ -213,7 +213,7 @@ class KernelMap:
 
     @property
     def neighbours_MK(self) -> Tensor:
-        """Input rows by output site; N, the index of a row of padding, where there is none."""
+        """``neighbours_KM`` by output row; N, the index of a row of padding, in place of -1."""
         if self._by_site is None:
             rows_KM = torch.where(self.neighbours_KM < 0, self.num_inputs, self.neighbours_KM)
             self._by_site = rows_KM.t().contiguous()
@@ -228,7 +228,7 @@ class KernelMap:
 
 
 def invert_rows(rows_KM: Tensor, num_targets: int) -> Tensor:
-    """Inverts each row: ``out[k, rows[k, m]] = m``, and -1 elsewhere."""
+    """Returns int32 [K, num_targets]: ``out[k, rows_KM[k, m]] = m``, and -1 elsewhere."""
     volume, count = rows_KM.shape
     # An extra column takes the entries of -1, so that no mask has to be read back.
     inverted = torch.full((volume, num_targets + 1), -1, dtype=torch.int32, device=rows_KM.device)
@@ -249,8 +249,8 @@ def build_kernel_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
         # Such a window can have an output site beyond the last input. The largest coordinate does
         # not say whether the grid has that site, since it may belong to another sample.
         raise CoordinateError(
-            f"a centred window of {spec.size} with stride {spec.stride} needs the grid's extent",
-            remedy="pass spatial_shape to SparseTensor or sparse_collate",
+            f"a centred window of size {spec.size} with stride {spec.stride} needs spatial_shape",
+            remedy="pass the extent of the grid as spatial_shape to SparseTensor or sparse_collate",
         )
     if spec.is_submanifold:
         return _submanifold_map(level, spec)
@@ -332,7 +332,7 @@ def _strided_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
 def derived_tensors(caches: Iterable[CoordinateCache]) -> Iterator[Tensor]:
     """Yields each tensor derived from coordinates (indices, kernel maps, gather plans) once.
 
-    Coarser levels of ``caches`` are included; they may share levels.
+    Those of coarser levels are included. ``caches`` may share levels.
     """
     waiting: list[Any] = list(caches)
     seen: set[int] = set()

@@ -13,7 +13,7 @@ Triple = tuple[int, int, int]
 
 
 def as_triple(value: int | Sequence[int], *, name: str) -> Triple:
-    """Returns three ints; a single int, also one of numpy's, applies to all three axes.
+    """Returns three ints (x, y, z); a single int, also one of numpy's, applies to all axes.
 
     Raises:
         ConfigError: ``value`` is not one or three integers of at least 1.
@@ -36,8 +36,7 @@ class KernelSpec:
 
     An odd size is centred (offsets ``-(K//2) .. K//2``); an even size, or any size with
     ``centred=False``, starts at the site (offsets ``0 .. K-1``). Offsets are multiplied by the
-    dilation. Output site ``y`` reads the inputs
-    ``y * stride + offset * dilation``.
+    dilation. An output site reads the inputs at ``site * stride + offset * dilation``.
 
     Attributes:
         volume: number of offsets, K^3 for a cube.
@@ -45,7 +44,7 @@ class KernelSpec:
         reach: largest distance per axis, in input voxels, from a site to what its window reads.
         is_submanifold: whether the output sites are the input sites (stride 1).
         is_symmetric: whether offset ``k`` is minus offset ``volume - 1 - k`` and the stride is 1.
-        centre: the offset at which every row of a symmetric window reads itself.
+        centre: index of the offset 0 of a symmetric window, at which rows read themselves; or None.
         is_tiling: whether every input is in exactly one window, because size and stride are equal;
             centred windows, which are cut off at the grid's border, do not tile.
     """

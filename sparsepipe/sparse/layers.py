@@ -1,4 +1,4 @@
-"""Sparse layers as ordinary modules: convolution, pooling, and layers that act on each row."""
+"""Sparse layers as PyTorch modules: convolution, pooling, and layers that act on each row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Features = TypeVar("Features", SparseTensor, Tensor)
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch normalisation over all voxels of the batch.
+    """Batch normalisation of features over all voxels of the batch.
 
     A training batch of fewer than two rows has no variance; it is normalised by the running
     statistics and does not update them.
@@ -101,7 +101,7 @@ class Conv3d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialises the weights again."""
+        """Initialises kernel and bias again."""
         nn.init.normal_(self.kernel, std=math.sqrt(2 / (self.spec.volume * self.in_channels)))
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -127,7 +127,7 @@ class Conv3d(nn.Module):
 
 
 class MaxPool3d(nn.Module):
-    """Largest feature among the existing voxels of each window.
+    """Takes, in each channel, the largest feature among the occupied voxels of each window.
 
     Sizes are one int or (x, y, z); the stride is by default the kernel size.
     """
@@ -153,7 +153,7 @@ class MaxPool3d(nn.Module):
 
 
 class GlobalMaxPool(nn.Module):
-    """Largest feature of each sample, [B, C]; zeros for a sample without sites.
+    """Largest feature of each sample in each channel, [B, C]; zeros for a sample without sites.
 
     The gradient goes to the first row that holds the maximum.
     """
@@ -164,7 +164,7 @@ class GlobalMaxPool(nn.Module):
 
 
 class GlobalAvgPool(nn.Module):
-    """Mean feature of each sample, [B, C]; zeros for a sample without sites."""
+    """Mean of each sample's features, [B, C]; zeros for a sample without sites."""
 
     def forward(self, x: SparseTensor) -> Tensor:
         rows_BL, counts_B = x.cache.samples()

@@ -21,7 +21,7 @@ _with_tensors: ContextVar[bool] = ContextVar("with_tensors", default=False)
 
 @contextmanager
 def derived_saved_with_tensors() -> Iterator[None]:
-    """Context in which functions free kernel maps and indices together with their saved tensors.
+    """Context in which autograd functions free kernel maps and indices with their saved tensors.
 
     It must be entered for the first forward pass and for the recomputed one.
     """
@@ -33,7 +33,7 @@ def derived_saved_with_tensors() -> Iterator[None]:
 
 
 def save(ctx: Any, *tensors: Tensor, derived: Any) -> None:
-    """Saves tensors and an object derived from coordinates, for :func:`saved` in the backward."""
+    """Saves tensors and an object derived from coordinates, which :func:`saved` returns later."""
     if not _with_tensors.get():
         ctx.derived = derived
         ctx.save_for_backward(*tensors)

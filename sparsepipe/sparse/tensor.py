@@ -24,13 +24,13 @@ class SparseTensor:
             any order.
         stride: voxels of the finest grid per voxel, for each axis.
         spatial_shape: extent of the grid at this level; None: the largest coordinate plus one.
-        batch_size: samples in the batch; None: the largest batch index plus one, which
+        batch_size: number of samples; None: the largest batch index plus one, whose computation
             waits for the device and cannot detect a batch-last order of columns.
-        cache: kernel maps of exactly these coordinates, shared between tensors.
+        cache: data derived from exactly these coordinates, shared between tensors; None: no data.
 
     Raises:
-        CoordinateError: a shape, dtype or device is wrong. Coordinates out of range and
-            duplicates are detected when a kernel map is first built, or by :meth:`check`.
+        CoordinateError: a shape, dtype or device is wrong. Coordinates that are out of range or
+            repeated are detected when a kernel map is first built, or by :meth:`check`.
     """
 
     __slots__ = ("_cache", "batch_size", "coords", "feats", "spatial_shape", "stride")
@@ -52,13 +52,13 @@ class SparseTensor:
             )
         if feats.dim() != 2 or feats.shape[0] != coords.shape[0] or not feats.is_floating_point():
             raise CoordinateError(
-                f"feats are {feats.dtype} of shape {tuple(feats.shape)} for {len(coords)} sites",
+                f"feats are {feats.dtype} {tuple(feats.shape)}, not floating [{len(coords)}, C]",
                 remedy="give floating-point features [N, C], one row for each row of coords",
             )
         if feats.device != coords.device:
             raise CoordinateError(
                 f"feats are on {feats.device}, but coords are on {coords.device}",
-                remedy="move both to one device, or build the tensor first and call .to(device)",
+                remedy="move one of them to the device of the other",
             )
         self.feats = feats
         self.coords = coords
@@ -73,7 +73,7 @@ class SparseTensor:
 
     @property
     def cache(self) -> CoordinateCache:
-        """Data derived from the coordinates; created on first use, neither pickled nor sent."""
+        """Data derived from the coordinates; created on first use, not pickled or sent to ranks."""
         if self._cache is None:
             self._cache = CoordinateCache(
                 self.coords, batch_size=self.batch_size, spatial_shape=self.spatial_shape
@@ -94,7 +94,7 @@ class SparseTensor:
         return self.coords.shape[0]
 
     def check(self) -> SparseTensor:
-        """Checks bounds and uniqueness of the coordinates now; returns this tensor."""
+        """Checks now that coordinates are in bounds and unique; returns this tensor."""
         self.cache.check()
         return self
 
@@ -103,13 +103,13 @@ class SparseTensor:
         cache = self.cache
         if feats_NC.shape[:1] != self.coords.shape[:1]:
             raise CoordinateError(
-                f"features of shape {tuple(feats_NC.shape)} for {len(self)} sites",
+                f"the features have shape {tuple(feats_NC.shape)}, but there are {len(self)} sites",
                 remedy="give one row of features for each row of coords",
             )
         return _rebuild(feats_NC, self.coords, self._context(), cache)
 
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
-        """Works as ``torch.Tensor.to``; a dtype applies to the features only."""
+        """Copies or converts as ``torch.Tensor.to`` does; a dtype applies to the features only."""
         feats = self.feats.to(*args, **kwargs)
         # With non_blocking as a positional argument, the copy of the coordinates blocks.
         non_blocking = bool(kwargs.get("non_blocking", False))
@@ -127,7 +127,7 @@ class SparseTensor:
         return self.replace_feats(self.feats.detach())
 
     def dense(self) -> Tensor:
-        """Returns the features on the full grid [B, C, X, Y, Z], zero without a site."""
+        """Returns the features on the full grid, [B, C, X, Y, Z]; 0 where there is no site."""
         cache = self.cache
         cache.check()
         x, y, z = cache.extent
@@ -188,29 +188,29 @@ def sparse_collate(
     """Joins samples into one batch, in which sample ``i`` has batch index ``i``.
 
     Args:
-        samples: (coords, feats) of each sample: integer [n, 3] and floating [n, C]; n may
+        samples: (coords, feats) of each sample: integers [n, 3] and floating-point [n, C]; n may
             be 0 and differ between samples.
-        spatial_shape: extent of their common grid, None if unknown.
+        spatial_shape: extent of the grid of all samples; None: unknown.
     """
     if not samples:
-        raise CoordinateError("no samples to collate", remedy="give at least one sample")
+        raise CoordinateError("there are no samples to join", remedy="give at least one sample")
     for i, (coords_n3, feats_nC) in enumerate(samples):
         integral = not (coords_n3.is_floating_point() or coords_n3.is_complex())
         if coords_n3.dim() != 2 or coords_n3.shape[1] != 3 or not integral:
             raise CoordinateError(
-                f"sample {i}: coords are {coords_n3.dtype} of shape {tuple(coords_n3.shape)}",
-                remedy="give integers of shape [n, 3] (x, y, z) without a batch column",
+                f"sample {i} has coords {coords_n3.dtype} {tuple(coords_n3.shape)}, not int [n, 3]",
+                remedy="give integers of shape [n, 3], (x, y, z) without a batch column",
             )
         if feats_nC.dim() != 2 or len(feats_nC) != len(coords_n3):
             raise CoordinateError(
-                f"sample {i}: feats of shape {tuple(feats_nC.shape)} for {len(coords_n3)} sites",
+                f"sample {i} has feats of shape {tuple(feats_nC.shape)}, not [{len(coords_n3)}, C]",
                 remedy="give features of shape [n, C], one row for each site",
             )
     sizes = [coords.shape[0] for coords, _ in samples]
     coords = torch.cat([coords for coords, _ in samples])
     if coords.numel() and not 0 <= int(coords.min()) <= int(coords.max()) <= MAX_COORDINATE:
         raise CoordinateError(
-            f"coordinates go from {int(coords.min())} to {int(coords.max())}, outside 0 to "
+            f"coordinates go from {int(coords.min())} to {int(coords.max())}, not within 0 to "
             f"{MAX_COORDINATE}",
             remedy="shift each sample so that it starts at 0, or use larger voxels",
         )
@@ -230,22 +230,22 @@ pytree.register_pytree_node(
 
 
 def add(x: SparseTensor, y: SparseTensor) -> SparseTensor:
-    """Returns ``x + y`` for tensors with the same sites in the same order; with ``x``'s cache.
+    """Returns ``x + y`` for tensors with the same sites in the same order; it has ``x``'s cache.
 
-    Outputs of equal windows on one tensor share their coordinates object; others are compared,
+    Outputs of equal windows on one tensor share their coordinates; other coordinates are compared,
     which waits for the device.
     """
     ours, theirs = ((len(each), *each._context()) for each in (x, y))
     if ours != theirs or x.feats.shape[1] != y.feats.shape[1]:
         raise CoordinateError(
-            f"cannot add {x!r} and {y!r}",
+            f"cannot add {x!r} and {y!r}, which do not have the same sites and channels",
             remedy="give both paths windows that produce the same sites, such as kernel size 2 "
             "with stride 2, or stride 1, and the same number of channels",
         )
     if x.coords is not y.coords and not torch.equal(x.coords, y.coords):
         raise CoordinateError(
-            "cannot add tensors whose sites or their order differ",
-            remedy="give both paths the same windows",
+            "cannot add tensors with different sites, or with the same in different orders",
+            remedy="make both by windows of the same size, stride and dilation on the same sites",
         )
     return x.replace_feats(x.feats + y.feats)
 

@@ -1,1 +1,1 @@
-"""Files, the host and memory; open to every room."""
+"""Helpers for files, the host, processes and arguments, for all other packages to import."""

@@ -38,11 +38,11 @@ def is_number(value: Any) -> bool:
 
 
 def wrong_value(value: Any, hint: Any) -> str | None:
-    """Says in words what a plain value must be instead; returns None if it fits the hint.
+    """Returns text such as "must be a number" if ``value`` does not fit ``hint``, otherwise None.
 
     Args:
         value: a value of JSON's types, as YAML files contain them.
-        hint: a type hint, whose numbers may be limited (:func:`pydantic.Field`).
+        hint: a type hint, which may limit numbers (:func:`pydantic.Field`).
     """
     adapter = _adapter(hint)
     try:
@@ -65,8 +65,8 @@ def in_words(errors: Iterable[Mapping[str, Any]]) -> str:
 def checked(target: C) -> C:
     """Decorates a function or dataclass so that arguments out of range raise a ConfigError.
 
-    Only hints with limits (:func:`pydantic.Field`) or ``Literal`` choices are checked; checks of
-    configurations use the same hints.
+    Only arguments whose hints have limits (:func:`pydantic.Field`) or ``Literal`` choices are
+    checked. Checks of configurations use the same hints.
     """
     function = target.__init__ if inspect.isclass(target) else target
     signature = inspect.signature(function)
@@ -90,7 +90,7 @@ def checked(target: C) -> C:
                 raise ConfigError(
                     f"{name}={given[name]!r} is not valid: it "
                     f"{in_words(error.errors(include_url=False))}",
-                    remedy=f"give {name} such a value",
+                    remedy=f"change {name} accordingly",
                 ) from error
         return function(*args, **arguments)
 

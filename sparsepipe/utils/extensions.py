@@ -1,4 +1,4 @@
-"""Extension points: finds objects of this package by name, others by dotted path."""
+"""Extension points: finds objects of this package by name, and others by dotted path."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def nearest(name: str, known: Iterable[str], *, prefix: str = "", lists: bool = 
         name: the invalid name.
         known: all valid names.
         prefix: text before the nearest name in the hint.
-        lists: whether the hint lists all valid names where none is similar.
+        lists: whether the hint lists all valid names if none is similar.
     """
     options = list(known)
     if found := difflib.get_close_matches(name, options, n=1, cutoff=0.4):
@@ -61,7 +61,7 @@ def imported(path: str, *, kind: str = "target") -> Callable[..., Any]:
             if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
                 continue  # the rest of the path may be in a class
             reason = f"its module needs {error.name}, which is not installed"
-            raise ConfigError(f"{what}: {reason}", remedy=remedy) from error
+            raise ConfigError(f"{what}: {reason}", remedy=f"install {error.name}") from error
         for name in parts[length:]:
             if not hasattr(found, name):
                 reason = f"{module_name} has no {name}{nearest(name, vars(found))}"
@@ -88,7 +88,7 @@ def by_name(name: str, known: Mapping[str, T], *, kind: str) -> T | Callable[...
         return imported(name, kind=kind)
     raise ConfigError(
         f"unknown {kind} '{name}'{nearest(name, known)}",
-        remedy=f"name one of {', '.join(known)}, or your own as package.module.name",
+        remedy=f"name one of {', '.join(known)}, or give the dotted path of your own",
     )
 
 
@@ -110,7 +110,7 @@ def is_trusted(path: str) -> bool:
 
 
 def build_trusted(node: Any) -> Any:
-    """Builds the objects that a file describes, as Hydra would; raises a ConfigError for a
+    """Builds the objects that a file describes, as Hydra would; raises a ConfigError if one needs a
     callable that is not trusted.
 
     Args:
@@ -127,7 +127,7 @@ def build_trusted(node: Any) -> Any:
     values.pop("_convert_", None)
     if not is_trusted(path):
         raise ConfigError(
-            f"{path} is not called for a file: it is in none of {', '.join(_TRUSTED)}",
+            f"the file names {path}, but only callables of {', '.join(_TRUSTED)} are called",
             remedy="build the object yourself and pass it instead",
         )
     made = functools.partial(imported(path), **values)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, locks between processes, JSON, CSV and tables.
+"""Files that are written completely or not at all, locks between processes, JSON, CSV, tables.
 
 A write goes to a temporary file in the target's folder, is flushed to disk, and is renamed to the
 target, so that readers find the old content or the new, even after a process was killed.
@@ -27,8 +27,8 @@ PathLike = str | os.PathLike[str]
 _POLL_S = 0.1
 _NUMBER = re.compile(r"[+-]?(\d[\d,]*\.?\d*|\.\d+)(e[+-]?\d+)?\s?[%x]?", re.IGNORECASE)
 _ANEW = (
-    "remove the file, and DONE.json beside it if there is one, and run again, which writes the "
-    "file anew"
+    "remove the file, and DONE.json next to it if that exists; then repeat the run, which writes "
+    "the file again"
 )
 
 
@@ -41,8 +41,8 @@ def expanded(path: PathLike) -> Path:
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yields a temporary path, and renames that file to ``path`` if the block raises no error.
 
-    If it does, ``path`` stays as it was and no temporary file remains. The caller explains errors
-    of the file system.
+    If the block raises one, ``path`` stays as it was, and the temporary file is removed. Errors of
+    the file system stay OSErrors.
 
     Args:
         path: the file; its folder is made if it is missing.
@@ -70,9 +70,9 @@ def free_name(path: Path) -> Path:
 
 
 def write_plain_json(path: Path, values: Any) -> None:
-    """Writes values of JSON's own types, whole or not at all.
+    """Writes values of JSON's own types to ``path``, completely or not at all.
 
-    The caller explains errors of the file system.
+    Errors of the file system stay OSErrors.
     """
     text = json.dumps(values, indent=2, allow_nan=False)
     with replacing(path) as temporary:
@@ -87,9 +87,9 @@ class LockHeldError(Exception):
 def file_lock(
     path: Path, *, wait_s: float = 0.0, on_wait: Callable[[], object] | None = None
 ) -> Iterator[None]:
-    """Holds an exclusive lock between processes while the block runs.
+    """Holds an exclusive lock between processes while the block runs; may raise a LockHeldError.
 
-    The operating system releases it when the process ends, however it ends. The lock file stays.
+    The system releases the lock when the process ends, however it ends. The lock file remains.
 
     Args:
         path: the lock file; its folder is made if it is missing.
@@ -123,8 +123,8 @@ def writing(path: Path, *, error: type[SparsePipeError] = OutputError) -> Iterat
     except OSError as problem:
         raise error(
             f"{path} cannot be written: {problem.strerror or problem}",
-            remedy="free space and check permissions there, or set paths.outputs to another "
-            "directory",
+            remedy="free space and check permissions there, or, for files of a run, set "
+            "paths.outputs to another directory",
         ) from problem
 
 
@@ -139,7 +139,7 @@ def write_bytes_atomic(path: PathLike, content: bytes) -> Path:
 
 
 def write_text_atomic(path: PathLike, text: str) -> Path:
-    """Writes text in UTF-8 like :func:`write_bytes_atomic`; lone surrogates become escapes."""
+    """Writes text as UTF-8 with :func:`write_bytes_atomic`; lone surrogates become escapes."""
     return write_bytes_atomic(path, text.encode("utf-8", "backslashreplace"))
 
 
@@ -188,14 +188,14 @@ def read_json(path: PathLike) -> Any:
     except OSError as error:
         raise DataError(
             f"{source} cannot be read: {error.strerror or error}",
-            remedy="check the path; a run that ended early has not written this file",
+            remedy="check the path and permissions; a run that ended early may lack this file",
         ) from error
     except ValueError as error:
         raise DataError(f"{source} cannot be read: {error}", remedy=_ANEW) from error
 
 
 def read_mapping(path: PathLike, **needed: Callable[[Any, str], Any]) -> dict[str, Any]:
-    """Reads a JSON file that holds a mapping.
+    """Reads a JSON file that holds a mapping; raises a DataError if it does not.
 
     Args:
         path: the file.
@@ -220,7 +220,7 @@ def write_csv(path: PathLike, rows: Sequence[Mapping[str, Any]]) -> Path:
     Bytes of file names that are not UTF-8 are written as escapes such as ``\udcff``.
     """
     if not rows:
-        raise ValueError("a table without rows has no columns")
+        raise ValueError("there are no rows, whose keys would be the columns of the table")
     stream = io.StringIO()
     writer = csv.DictWriter(stream, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -229,7 +229,7 @@ def write_csv(path: PathLike, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def read_csv(path: PathLike, *needed: str) -> list[dict[str, str]]:
-    """Reads the rows of a CSV file with a header; cells stay text, missing ones become empty.
+    """Reads the rows of a CSV file with a header; cells stay text, missing cells become empty text.
 
     Args:
         path: the file.
@@ -242,16 +242,16 @@ def read_csv(path: PathLike, *needed: str) -> list[dict[str, str]]:
     except csv.Error as error:
         raise ValueError(str(error)) from error
     if lacking := [name for name in needed if name not in (table.fieldnames or ())]:
-        raise ValueError(f"it has no column {' or '.join(lacking)}")
+        raise ValueError(f"it has no column named {' or '.join(lacking)}")
     return rows
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Formats a Markdown table with aligned columns, those of numbers to the right.
+    """Formats a Markdown table whose columns of numbers are aligned to the right, others left.
 
     Args:
         head: names of the columns.
-        rows: cells of each row, one for each column.
+        rows: for each row, its cells, one for each column.
     """
     columns = list(zip(head, *rows, strict=True))
     widths = [max(3, *map(len, column)) for column in columns]

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 _GROUPS = Path("/sys/fs/cgroup")
 CPU_QUOTA = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
-"""Names of the files with a CPU quota and its period, in cgroup version 2 and in version 1."""
+"""Names of the files with a CPU quota and its period: in cgroup version 2, and in version 1."""
 
 
 def usable_cores() -> int:
@@ -26,8 +26,8 @@ def usable_core_numbers(*, despite_quota: bool = False) -> tuple[int, ...]:
     """Numbers of the cores that this process may use, as many as it may keep busy at a time.
 
     These are the cores of its affinity (``taskset``, cpusets). Where a quota of CPU time
-    (``docker --cpus``, a Kubernetes limit) allows fewer, they are the first of these, unless
-    ``despite_quota``.
+    (``docker --cpus``, a Kubernetes limit) allows fewer, only the first of them are returned,
+    unless ``despite_quota``.
     """
     numbers = tuple(range(os.cpu_count() or 1))
     if hasattr(os, "sched_getaffinity"):
@@ -40,7 +40,7 @@ def usable_core_numbers(*, despite_quota: bool = False) -> tuple[int, ...]:
 
 
 def quota_limits() -> bool:
-    """Whether a quota limits the number of cores; which ones the kernel then uses may change."""
+    """Whether a quota allows fewer cores than the affinity; the kernel may then change cores."""
     return usable_cores() < len(usable_core_numbers(despite_quota=True))
 
 
@@ -60,13 +60,13 @@ def group_files(
 ) -> list[tuple[Path, ...]]:
     """Paths of files of this process's control groups and of all groups above, nearest first.
 
-    The least of their limits counts. Files need not exist, since a container mounts its own group
-    as the root.
+    The smallest limit of all groups applies. Files need not exist, since a container mounts its own
+    group as the root.
 
     Args:
         controller: the cgroup controller of the limit, such as ``cpu`` or ``memory``.
-        names: names of files that belong together, in cgroup version 2.
-        names_before: the same in version 1.
+        names: names of files that are read together, in cgroup version 2.
+        names_before: the names of these files in version 1.
         own: the content of ``/proc/self/cgroup``; None: read from there, if it exists.
     """
     if own is None:
@@ -89,7 +89,7 @@ def group_files(
 
 
 def memory_bytes() -> int | None:
-    """Physical memory of this host in bytes; None where the platform does not tell."""
+    """Physical memory of this host in bytes; None if the platform does not report it."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
@@ -97,7 +97,7 @@ def memory_bytes() -> int | None:
 
 
 def cpu_name() -> str:
-    """Model of this host's CPU, as :func:`plain_name` writes it."""
+    """Model of this host's CPU, simplified by :func:`plain_name`."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -108,9 +108,9 @@ def cpu_name() -> str:
 
 
 def plain_name(model: str) -> str:
-    """A vendor's name of a CPU without trademark signs and characters that need quoting.
+    """Returns a CPU's model name without trademark signs and characters that need quoting.
 
-    Overrides on the command line name devices, and Hydra parses ``Intel Xeon Processor`` but not
+    Overrides on the command line name devices: Hydra parses ``Intel Xeon Processor``, but not
     ``Intel(R) Xeon(R) Processor``.
     """
     unmarked = re.sub(r"\((?:R|TM|C)\)", "", model, flags=re.IGNORECASE)
@@ -119,9 +119,9 @@ def plain_name(model: str) -> str:
 
 @functools.cache  # a process keeps running the code that it has loaded
 def git_commit() -> str | None:
-    """Commit of the checkout that this package runs from, with ``-dirty`` if files have changed;
-    None without a checkout. The first call should come at the start of a process: later ones
-    return the same.
+    """``SPARSEPIPE_COMMIT`` if set, else the commit of the checkout that this package runs from,
+    with ``-dirty`` if files have changed; None without a checkout. The first call should come at
+    the start of a process, since later ones return its result.
     """
     if named := os.environ.get("SPARSEPIPE_COMMIT"):  # set for a copy without the history
         return named

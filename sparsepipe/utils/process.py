@@ -1,4 +1,4 @@
-"""Settings of this process: freed memory, garbage collection, and ending with its parent.
+"""Settings of this process: freed memory, garbage collection, and its end with its parent.
 
 By default glibc returns large blocks to the kernel, which must clear them page by page when the
 next minibatch allocates them again. Without glibc, the functions on memory have no effect.
@@ -35,8 +35,8 @@ _outlives = threading.Event()
 def no_garbage_collection() -> Iterator[None]:
     """Pauses Python's cyclic garbage collector while the block imports large libraries.
 
-    Their objects stay, so that collecting finds nothing: it would take a sixth of the time of
-    importing PyTorch and Lightning.
+    Objects of libraries live on, so the collector would find nothing, but take a sixth of the time
+    of importing PyTorch and Lightning.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -91,9 +91,9 @@ def give_freed_memory_back() -> None:
 def end_with_parent(parent: int) -> None:
     """Has the kernel kill this process as soon as its parent ends, however that happens.
 
-    This needs no thread, which may be stopped or held up by an import for seconds. To the kernel
-    the parent is the thread that started this process; it forgets the request when the process
-    changes its credentials. On systems other than Linux a thread checks the parent twice a second.
+    This needs no thread, which an import may delay for seconds. To the kernel, the parent is the
+    thread that started this process; the kernel forgets the request when the process changes its
+    credentials. On systems other than Linux, a thread checks the parent twice a second.
 
     Args:
         parent: process id of the parent; this process ends at once if that is no longer its parent.
@@ -119,9 +119,9 @@ def outlive_parent() -> None:
 
 
 def exit_with_parent() -> None:
-    """Exits this process, started by ``multiprocessing``, as soon as the one that started it ends.
+    """Exits this process of ``multiprocessing`` as soon as the process that started it ends.
 
-    To the kernel, the parent of such a process may be a fork server, so a thread waits instead.
+    To the kernel, the parent may be a fork server, so a thread waits for the right process.
     """
     parent = multiprocessing.parent_process()
     if parent is None:

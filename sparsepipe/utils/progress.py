@@ -1,4 +1,4 @@
-"""Progress of work: a bar on a terminal, elsewhere a log line when nothing was logged for long."""
+"""Shows progress: as a bar on a terminal, otherwise as a log line after a long silence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from threading import Event, Thread
 log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
-"""Returns seconds that never decrease."""
+"""Function that returns seconds that never decrease."""
 
 
 class Silence:
@@ -31,11 +31,11 @@ class Silence:
         self._last_s = clock()
 
     def broken(self) -> None:
-        """Restarts the count, since something was logged."""
+        """Restarts the silence; called whenever something is logged."""
         self._last_s = self._clock()
 
     def break_if_due(self, text: Callable[[], str]) -> float:
-        """Logs ``text()`` if a line is due; returns the seconds until the next one is."""
+        """Logs ``text()`` if a line is due; returns the seconds until the next one is due."""
         if self._last_s + self.longest_s <= self._clock():
             self.broken()
             log.info("%s", text())
@@ -63,11 +63,11 @@ class Silence:
 
 
 SILENCE = Silence()
-"""The silence of this process; :mod:`sparsepipe.runs.logs` breaks it with each line."""
+"""The silence of this process, which :mod:`sparsepipe.runs.logs` restarts at each log line."""
 
 
 class Count:
-    """Counts items as they are done; its text has their number, the time taken and the time left.
+    """Counts finished items; ``str()`` gives their number, the time taken and the time left.
 
     Args:
         what: what is being done, such as ``modelling shapes``.
@@ -83,8 +83,8 @@ class Count:
         self._done = self._own = 0
 
     def reached(self, done: int | None = None) -> None:
-        """Sets the number of items done, by default one more. The time left follows from those of
-        this process: of the first call's items it has done only the last one.
+        """Sets the number of finished items, by default one more than before. The time left is
+        estimated as if, of the items in the first call, this process had finished only the last.
         """
         done = self._done + 1 if done is None else done
         self._own += 1 if not self._own else done - self._done
@@ -114,7 +114,7 @@ def duration_text(seconds: float) -> str:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int], None]]:
-    """Shows the block's progress; yields ``advance(total)``, which counts one more of ``total``."""
+    """Shows the block's progress; yields ``advance(total)``, which counts one item of ``total``."""
     from rich.console import Console  # slow, and most commands show no progress
     from rich.progress import MofNCompleteColumn, Progress
 

@@ -1,7 +1,7 @@
 """Reads files that users give: regular files of a limited size.
 
-The functions raise an ``OSError``, or a ``ValueError`` that names the wrong value's place in the
-file; :func:`explained` turns both into an error that names the file and a remedy.
+The functions raise an ``OSError``, or a ``ValueError`` that names the ``place`` of a wrong value in
+the file; :func:`explained` turns both into an error that names the file and a remedy.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ bytes or seconds."""
 _TEXT_BYTES = 64 << 20
 shown = reprlib.repr
 """Abbreviates a value for a message."""
-_TOO_DEEP = "it is nested too deeply"
+_TOO_DEEP = "its lists or mappings are nested too deeply"
 
 
 @contextmanager
 def explained(
     path: Path, what: str, *, error: type[SparsePipeError], remedy: str
 ) -> Iterator[None]:
-    """Turns errors of the block, which reads a file, into errors that name the file.
+    """Turns errors of the block, which reads the file ``path``, into errors that name the file.
 
     Args:
         path: the file.
@@ -55,9 +55,9 @@ def explained(
 
 
 def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
-    """Raises an OSError unless a path leads to a regular file of at most ``limit_bytes``.
+    """Raises an OSError unless ``path`` is a regular file of at most ``limit_bytes``, if given.
 
-    Reading a pipe might wait for ever, and a device never ends.
+    Reading a pipe might wait forever, and a device never ends.
     """
     status, mode = path.stat(), path.stat().st_mode
     if not stat.S_ISREG(mode):
@@ -67,15 +67,15 @@ def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
     if limit_bytes is not None and status.st_size > limit_bytes:
         raise OSError(
             None,
-            f"it has {status.st_size / 2**20:,.1f} MiB, more than the "
-            f"{limit_bytes / 2**20:,.0f} MiB that such a file may have",
+            f"its size of {status.st_size / 2**20:,.1f} MiB is above the limit of "
+            f"{limit_bytes / 2**20:,.0f} MiB for such a file",
         )
 
 
 def read_text(path: str | os.PathLike[str], *, limit_bytes: int = _TEXT_BYTES) -> str:
     """Reads the text of a regular file in UTF-8, without a byte order mark.
 
-    Raises an OSError if it is not a regular file or too large, a ValueError if not in UTF-8.
+    Raises an OSError if it is missing, not regular or too large; a ValueError if not in UTF-8.
     """
     check_regular(Path(path), limit_bytes=limit_bytes)
     try:
@@ -114,39 +114,39 @@ def is_amount(value: Any) -> bool:
 
 
 def amount(value: Any, place: str) -> float:
-    """Returns a number from 0 to :data:`LARGEST`; raises a ValueError for other values."""
+    """Returns a number from 0 to :data:`LARGEST`; otherwise a ValueError names ``place``."""
     if not is_amount(value):
         raise ValueError(f"{place} is {shown(value)}, not a number from 0 to {LARGEST:g}")
     return float(value)
 
 
 def whole(value: Any, place: str) -> int:
-    """Returns an int from 0 to :data:`LARGEST`; raises a ValueError for other values."""
+    """Returns an int from 0 to :data:`LARGEST`; otherwise a ValueError names ``place``."""
     if not (is_amount(value) and isinstance(value, int)):
         raise ValueError(f"{place} is {shown(value)}, not a whole number from 0 to {LARGEST:g}")
     return value
 
 
 def name(value: Any, place: str) -> str:
-    """Returns text that UTF-8 can encode; raises a ValueError for other values."""
+    """Returns text that UTF-8 can encode; otherwise a ValueError names ``place``."""
     if not isinstance(value, str):
-        raise ValueError(f"{place} is {shown(value)}, not text: put it in quotes")
+        raise ValueError(f"{place} is {shown(value)}, not text; put names in quotes")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{place} is {shown(value)}, which contains a lone surrogate") from None
+        raise ValueError(f"{place} is {shown(value)}, which UTF-8 cannot encode") from None
     return value
 
 
 def listing(value: Any, place: str) -> list[Any]:
-    """Returns a list; raises a ValueError for other values."""
+    """Returns a list; otherwise a ValueError names ``place``."""
     if not isinstance(value, list):
         raise ValueError(f"{place} is {shown(value)}, not a list")
     return value
 
 
 def mapping(value: Any, place: str) -> Mapping[str, Any]:
-    """Returns a mapping whose keys are names; raises a ValueError for other values."""
+    """Returns a mapping with keys as for :func:`name`; otherwise a ValueError names ``place``."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{place} is {shown(value)}, not a mapping")
     for key in value:

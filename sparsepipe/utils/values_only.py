@@ -1,4 +1,4 @@
-"""Reads torch's files as values (tensors, numpy arrays and numbers, plain ones), without code."""
+"""Reads files of ``torch.save`` that hold only tensors, numpy arrays and plain values."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 
 def load_values(path: Path, *, mmap: bool = False) -> Any:
-    """Loads a file onto the CPU; torch refuses one that holds anything other than values."""
+    """Loads a file onto the CPU; torch refuses all but tensors, numpy arrays and plain values."""
     with numpy_allowed():
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap or None)
 
 
 def numpy_allowed() -> AbstractContextManager[None]:
-    """Lets ``torch.load`` with ``weights_only`` also read numpy arrays and numbers in a block.
+    """Context in which ``torch.load`` with ``weights_only`` also reads numpy arrays and numbers.
 
     Arrays of objects and of records are still refused: their types are not allowed.
     """

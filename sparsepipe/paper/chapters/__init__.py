@@ -1,4 +1,4 @@
-"""The chapters that a report can have: tables and figures of papers, and those of other packages.
+"""The chapters that a report can have: tables and figures of papers, and other packages' chapters.
 
 Other packages add a :class:`~sparsepipe.report.chapter.Chapter` as an entry point of the group
 ``sparsepipe.report_chapters``, with the name of the experiment whose runs fill it.
@@ -27,7 +27,7 @@ _HERE = {
     "multi_dsn": "multi_dsn",
     "multi_dsn_memory": "multi_dsn",
 }
-"""Modules of this package's chapters by name, in the order of a report with all chapters."""
+"""Modules of this package's chapters by chapter, in the order of a report with all of them."""
 
 
 @cache
@@ -40,7 +40,7 @@ def _points() -> Mapping[str, EntryPoint]:
 
 
 class _Chapters(Mapping[str, Chapter]):
-    """Imports a chapter, and with it matplotlib, only when it is looked up."""
+    """Maps names to chapters; imports a chapter, and matplotlib, only when it is looked up."""
 
     def __getitem__(self, name: str) -> Chapter:
         point = _points()[name]
@@ -49,12 +49,12 @@ class _Chapters(Mapping[str, Chapter]):
         except (ImportError, AttributeError) as error:
             raise ConfigError(
                 f"the report chapter '{name}' cannot be loaded from {point.value}: {error}",
-                remedy="correct or uninstall the package with that entry point",
+                remedy="install what it imports, or correct or uninstall the package that has it",
             ) from error
         if not isinstance(found, Chapter) or found.name != name:
             raise ConfigError(
                 f"the entry point '{name}' of {GROUP} is {point.value}, which is not a Chapter "
-                "of that name",
+                f"with the name '{name}'",
                 remedy="make it a sparsepipe.report.chapter.Chapter with "
                 f"name='{name}', the experiment whose runs fill it",
             )
@@ -71,4 +71,4 @@ class _Chapters(Mapping[str, Chapter]):
 
 
 CHAPTERS: Mapping[str, Chapter] = _Chapters()
-"""Chapters by the name of the experiment whose runs fill them."""
+"""Chapters by their name, which is that of the experiment whose runs fill them."""

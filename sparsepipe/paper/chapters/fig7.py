@@ -11,7 +11,7 @@ from sparsepipe.report.tables import overrides_beside
 from sparsepipe.runs.ledger_table import Row
 
 _LAYERS = 52
-"""Layers of the paper's VGG16; rows end at its poolings."""
+"""Number of layers of the paper's VGG16; each row of the figure ends with a pooling layer."""
 _COLUMNS = {
     key: Column(
         key=f"{name}_share", heading=heading, unit="%", form="{:.1f}", compare=Compare.DIFFERENCE
@@ -22,7 +22,7 @@ _COLUMNS = {
         ("layers_parameter_bytes", "parameter", "parameter size"),
     )
 }
-"""Columns by the key of a profile's result that has a value for each layer."""
+"""Columns by key of a profile's result; the result has a value for each layer there."""
 _IN_TITLE = (
     *("data", "data.batch_size", "data.num_points", "data.resolution", "model", "model.width"),
 )
@@ -32,7 +32,7 @@ _DERIVED = "not printed: computed from the authors' own measurements on a TITAN 
 
 
 def _fig7_blocks(rows: Sequence[Row]) -> list[Block]:
-    """A block for each profile of the paper's network."""
+    """A block for each profile of the paper's network, or one without values if there is none."""
     runs = [
         row
         for row in rows

@@ -1,4 +1,4 @@
-"""The paper's Fig. 9: speedups of pipelines over data parallelism on 5 to 8 unlike GPUs."""
+"""The paper's Fig. 9: speedups of pipelines over data parallelism on 5 to 8 different GPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STRATEGIES: Mapping[str, str] = {
     "hete_mp": "HETE-MP",
     "exact": "exact",
 }
-"""Names of strategies by ``parallel``, in the order of the figure."""
+"""Names of strategies by option of ``parallel``, in the order of the figure."""
 GPUS = (5, 6, 7, 8)
 _OF_CELLS = ("task", "hardware", "parallel", "task.link_bytes_per_s", "task.network")
 
@@ -51,7 +51,7 @@ class Fig9Setting:
     Attributes:
         kind: ``simulated`` or ``emulated``.
         link_bytes_per_s: bandwidth between hosts; None: unknown.
-        network: ``namespaces`` or ``loopback`` for emulations.
+        network: for emulations, ``namespaces`` or ``loopback``; None: simulated.
         overrides: overrides other than those that choose a bar or one of these settings.
     """
 
@@ -87,7 +87,7 @@ _SWEPT = (
     *(Fig9Setting(kind="simulated", link_bytes_per_s=link) for link in (50e6, 100e6, 125e6)),
     Fig9Setting(kind="emulated", link_bytes_per_s=125e6, network="namespaces"),
 )
-"""Settings of the whole sweep, which have a block even without runs."""
+"""Settings of the complete sweep, which have a block even without runs."""
 
 SPEEDUP = Column(key="speedup", heading="speedup over DP", unit="x", compare=Compare.RATIO)
 APART = Column(
@@ -149,7 +149,7 @@ def _fig9_cells(
     of_gpus = [row for (count, _), rows in bars.items() if count == gpus for row in rows]
 
     def told(key: str) -> list[float]:
-        """Seconds of data parallelism's minibatch, from results of other runs on so many GPUs."""
+        """Seconds of a data-parallel minibatch, which runs on ``gpus`` GPUs have under ``key``."""
         return list(dict.fromkeys(row[key] for row in of_gpus if row.get(key)))
 
     times = [_minibatch_s(row) for row in of_dp] or told("dp_minibatch_s")
@@ -191,7 +191,7 @@ def _minibatch_s(row: Row) -> float:
 
 
 def _over(rows: Sequence[Row], base_s: Sequence[float], base: Sequence[Row]) -> Ours | None:
-    """The mean speedup over the times ``base_s``; its sources include the runs ``base``."""
+    """Mean speedup of ``rows`` over ``base_s``, the seconds of a minibatch of the runs ``base``."""
     if not base_s:
         return None
     found = mean_of(rows, lambda row: fmean(base_s) / _minibatch_s(row))

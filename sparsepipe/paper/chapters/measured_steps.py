@@ -1,5 +1,5 @@
-"""Steps on samples that ranks share: Figs. 2 to 5 of Tsaris and Hinkle, Figs. 3 and 4 of NVIDIA and
-NIO, and what they have in common: values at a size, the largest size, and curves.
+"""Training steps on samples cut over ranks: Figs. 2 to 5 of Tsaris and Hinkle, Figs. 3 and 4 of
+NVIDIA and NIO, and what both need: values at a sample size, the largest size, and curves.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _LOOKS: Sequence[Mapping[str, Any]] = (
     {"color": style.GREEN, "marker": "D", "markerfacecolor": "white"},
     {"color": style.PURPLE, "marker": "v"},
 )
-"""Looks of numbers of ranks; marker and filling distinguish them without colour."""
+"""Looks of curves, one for each number of ranks; markers tell them apart without colour."""
 
 
 def tables_of_steps(
@@ -69,7 +69,7 @@ def tables_of_steps(
         rows: finished runs of an exhibit.
         of_cells: keys and groups of the configuration that choose a cell.
         task: name of the task whose runs count.
-        of_scale: for a scale, an override that it implies.
+        of_scale: by scale, an override that the scale implies; titles omit it.
     """
     implied = of_scale or {}
     tables = tables_of(
@@ -93,24 +93,24 @@ def tables_of_steps(
 
 
 def sets_apart(key: str) -> bool:
-    """Whether a key of the configuration affects the figures of steps."""
+    """Whether a key of the configuration affects the results of measured steps."""
     return of_training(key) or key.startswith("task.")
 
 
 def sizes_of(runs: Iterable[Row]) -> list[Size]:
-    """The measured sizes, in increasing order."""
+    """The sample sizes that ``runs`` measured, in increasing order of their elements."""
     found = {tuple(each["size"]) for run in runs for each in run.get("measured_sizes", ())}
     return sorted(found, key=math.prod)
 
 
 def size_text(size: Size) -> str:
-    """A size as text, such as ``320 x 320 pixels``; empty for an empty size."""
+    """A sample size as text, such as ``320 x 320 pixels``; empty for an empty size."""
     lengths = " x ".join(f"{length:,}" if len(size) == 1 else str(length) for length in size)
     return f"{lengths} {_ELEMENTS[len(size) - 1]}" if size else ""
 
 
 def values_at(size: Size, key: str) -> Callable[[Row], float | None]:
-    """A function that returns the value ``key`` of a run at ``size``, or None if it has none."""
+    """A function of a run that returns its value ``key`` at ``size``, or None if it has none."""
 
     def value(row: Row) -> float | None:
         measured: Iterable[Mapping[str, Any]] = row.get("measured_sizes", ())
@@ -128,7 +128,7 @@ def memory_cells(
     *,
     ranks: int,
 ) -> list[Cell]:
-    """The cells of ``runs`` on ``ranks`` ranks at a size, compared with runs ``alone`` on one."""
+    """Cells with the memory of ``runs`` on ``ranks`` ranks, also relative to ``alone`` on one."""
     peak = mean_of(runs, values_at(size, "peak_bytes"), scale=1e-6)
     base = mean_of(alone, values_at(size, "peak_bytes"), scale=1e-6)
     refused = [run for run in runs if values_at(size, "fits")(run) is False]
@@ -152,7 +152,7 @@ def memory_cells(
 def largest_cells(
     label: tuple[str, str, str], runs: Sequence[Row], alone: Sequence[Row]
 ) -> list[Cell]:
-    """The cells of the largest size that the ranks of ``runs`` train within the budget."""
+    """Cells with the largest size that ``runs`` train, also relative to ``alone`` on one rank."""
     own, base = _largest(runs), _largest(alone)
     ratio = None
     if own is not None and base is not None:
@@ -170,7 +170,7 @@ def largest_cells(
 
 
 def _largest(runs: Sequence[Row]) -> tuple[Size, Size | None] | None:
-    """The largest size that all runs train, and the next size that was tried, if any."""
+    """The largest size that all runs train, and the next larger one that was tried, if any."""
     known = [run for run in runs if run.get("largest_size")]
     if not known:
         return None
@@ -180,15 +180,15 @@ def _largest(runs: Sequence[Row]) -> tuple[Size, Size | None] | None:
 
 
 def budget_text(runs: Sequence[Row]) -> str:
-    """The memory budgets of runs as text."""
+    """The memory budgets of ``runs`` as text, also if they have none."""
     found = sorted({float(run["budget_bytes"]) for run in runs if run.get("budget_bytes")})
     return ", ".join(f"{each / 1e6:,.0f} MB" for each in found) or "all of a device's memory"
 
 
 def over_sizes(block: Block, *, of: str) -> Figure | None:
-    """Draws memory over the size, a panel for each group and a line for each number of ranks.
+    """Draws memory over sample size, a panel for each group and a line for each number of ranks.
 
-    A row's labels are the group, the size and the number of ranks; ``of`` is the noun for a rank.
+    A row's labels are the group, the size and the number of ranks, which ``of`` names (``worker``).
     Dotted lines are the memory of one rank divided by the number of ranks, dashed lines budgets.
     """
     found: dict[str, dict[int, list[tuple[str, float]]]] = {}
@@ -224,7 +224,7 @@ def over_sizes(block: Block, *, of: str) -> Figure | None:
 
 
 def draw_curves(axes: Axes, curves: Mapping[str, Sequence[tuple[str, float]]]) -> None:
-    """Draws memory over the size, both logarithmic; ``curves`` has sizes and MB by label."""
+    """Draws memory over sample size, both logarithmic; ``curves``: sizes and MB, by label."""
     style.tidy(axes)
     sizes = {size: _elements(size) for points in curves.values() for size, _ in points}
     units = dict.fromkeys(size.rpartition(" ")[2] for size in sizes)

@@ -30,7 +30,7 @@ _TARGETS: Mapping[str, tuple[str, ...]] = {
     ),
     "shape_domains": ("partial", "noisy", "occluded", "density", "rotated"),
 }
-"""Targets of each ``paper/network``."""
+"""Target domains by option of ``paper/network``."""
 _MEAN = "mean of the targets"
 _METHODS = {
     method: Column(key=method, heading=heading, unit="%", form="{:.1f}", printed=False)
@@ -45,12 +45,12 @@ _METHODS = {
         "with_mse": "MSE for SI-MSE",
     }.items()
 }
-"""Columns by ``paper.training``."""
+"""Columns by value of ``paper.training``."""
 _GAIN = Column(
     key="gain", heading="DSN over source only", unit="points", form="{:+.1f}", printed=False
 )
 _SWEPT = {"digit_domains": tuple(_METHODS), "shape_domains": ("source_only", "dsn")}
-"""Methods that the commands of the experiment train, by ``paper/network``."""
+"""Methods that the commands of the experiment train, by option of ``paper/network``."""
 _OF_ACCURACIES = ("paper/network", "paper.training", "data.source")
 
 
@@ -100,7 +100,7 @@ def _accuracy_block(rows: Sequence[Row], targets: Sequence[str], swept: Sequence
 
 
 def _supervised(runs: Sequence[Row], targets: Sequence[str]) -> Ours | None:
-    """The mean over targets of the accuracy of runs that had the target's labels."""
+    """Mean over targets of the accuracy of runs with the target's labels; None: one has none."""
     found = []
     for target in targets:
         own = [row for row in runs if row.get("study.cell.labels") == target]
@@ -115,7 +115,7 @@ def _supervised(runs: Sequence[Row], targets: Sequence[str]) -> Ours | None:
 
 
 def _gain(by_method: Mapping[str, Sequence[Row]], key: str) -> Ours | None:
-    """Percentage points by which DSN exceeds training on the source alone, over equal seeds."""
+    """Mean percentage points, over the seeds of both, by which DSN exceeds source-only training."""
     alone = {row.get("seed"): row for row in by_method["source_only"] if key in row}
     both = [(row, alone[row.get("seed")]) for row in by_method["dsn"] if row.get("seed") in alone]
     points = [100 * (float(own[key]) - float(base[key])) for own, base in both if key in own]

@@ -12,9 +12,9 @@ from sparsepipe.report.tables import Key, cell_of, of_training, overrides_beside
 from sparsepipe.runs.ledger_table import Row, plan_text
 
 IMAGES = 42_000
-"""Number of training images of the study."""
+"""Number of training images in Zhang and Sun's study."""
 MICROBATCHES = 32
-"""T, unless ``parallel.strategy.microbatches`` is set."""
+"""T, the microbatches of a minibatch, unless ``parallel.strategy.microbatches`` is set."""
 TIME = Column(key="time", heading="time of 42,000 images", unit="min")
 SPEEDUP = Column(key="speedup", heading="speedup over serial", unit="x", compare=Compare.RATIO)
 BUBBLE = Column(key="bubble", heading="bubble", unit="%", form="{:.1f}", printed=False)
@@ -40,13 +40,13 @@ _SCHEDULES = {
     "eager_1f1b": "eager 1F1B",
     "asynchronous": "asynchronous",
 }
-"""Names by the option of ``paper/schedule``."""
+"""Names of schedules by option of ``paper/schedule``."""
 _PARTITIONS = {"variance": "variance", "straight": "ours"}
-"""Names by ``paper.partition``."""
+"""Names of partitions by value of ``paper.partition``."""
 
 
 class DepthRow(NamedTuple):
-    """A row of the table, by the values of ``study.cell``."""
+    """A row of the table; its fields are values of ``study.cell``."""
 
     depth: int
     emulated: bool
@@ -76,9 +76,9 @@ ROWS = tuple(
         ),
     )
 )
-"""Rows of the whole table."""
+"""All rows of the table."""
 _SERIAL_COUNTED = DepthRow(1, emulated=True)
-"""The row whose memory counts for one device."""
+"""The serial row to which all memory is compared, whether measured or emulated."""
 
 _OF_CELLS = ("paper/schedule", "paper/depth", "paper.partition")
 _PARTS = "parallel.strategy.microbatches"
@@ -88,7 +88,7 @@ _EFFORT = (
     *("trainer.limit_test_batches", "trainer.limit_train_batches", "trainer.limit_val_batches"),
     "trainer.max_epochs",
 )
-"""Settings for measuring a rate; a note names those that runs were made with."""
+"""Settings that shorten a measurement; a note names the ones that runs override."""
 _IN_TITLE = (_PARTS, "data", "data.batch_size", "model.convolutions", "model.width", _PROFILES)
 
 

@@ -18,7 +18,7 @@ BANDWIDTH = Column(
     key="bandwidth", heading="memory bandwidth", unit="GB/s", form="{:.3g}", compare=Compare.RATIO
 )
 _COUNTS = ("task.repeats", "task.warmups", "threads_per_rank", "torch")
-"""Keys that averaged runs should have in common, in addition to those of their block."""
+"""Keys whose values averaged runs should share, in addition to those of their block."""
 
 
 def _table1_blocks(rows: Sequence[Row]) -> list[Block]:

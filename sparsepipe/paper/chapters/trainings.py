@@ -63,7 +63,7 @@ def blocks_of(rows: Sequence[Row], *, of_cells: Sequence[str], make: Make) -> li
 
 
 def _key_of(row: Row, left_out: Sequence[str]) -> Key:
-    """Values that runs of a table share; fewer for searches for the largest batch."""
+    """The values that runs of a table share; a search for the largest batch has fewer."""
     overrides = overrides_beside(row, left_out)
     of_size = [word for word in overrides if of_memory(word.partition("=")[0])]
     names = str(row.get("hardware_devices", "")).split(", ")
@@ -108,7 +108,7 @@ def _overrides(key: Key) -> tuple[str, ...]:
 
 
 def source_of(row: Row) -> str:
-    """The class name of a run's source of shapes."""
+    """The class name of a run's data source, such as ``GeneratedShapes``."""
     return str(row.get("data.source._target_", "")).rpartition(".")[2]
 
 
@@ -119,7 +119,7 @@ def data_text(source: str, points: int | None) -> str:
 
 
 def threads_text(threads: int | None) -> str:
-    """The threads of a device as text; empty if unknown."""
+    """Text such as ``4 threads a device``; empty if the number is unknown."""
     return "" if threads is None else f"{_counted_text('thread', threads)} a device"
 
 
@@ -152,7 +152,7 @@ def _counted_text(what: str, count: float, *, several: str = "") -> str:
 
 
 def _comparable(block: Block, source: str | None) -> Block:
-    """The block; accuracies on generated shapes are not compared with those on ModelNet40."""
+    """The block, without comparing accuracies on generated shapes to the paper's on ModelNet40."""
     if source not in (GENERATED, None):
         return block
     cells = [
@@ -170,7 +170,7 @@ OTHERS = {
     "most": "task.most allows no larger one",
     "data": "the data have no more shapes",
 }
-"""Texts for other values of ``limited_by``."""
+"""Reasons by other values of ``limited_by``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +248,7 @@ def batch_searches(rows: Sequence[Row]) -> BatchSearches | None:
 
 
 def batch_ratio(ours: BatchSearches, base: BatchSearches, *, of: str) -> Ours:
-    """The ratio of two largest batches; a bound or words if it is unknown."""
+    """The largest batch of ``ours`` over that of ``base``, named ``of``; else a bound or words."""
     runs = (*ours.runs, *base.runs)
     if not base.least:
         return words("no ratio", runs, f"no ratio: not one shape of {of} was seen to fit")
@@ -276,7 +276,7 @@ BATCHES = Column(key="batch_ratio", heading="batch over D-1", unit="x", compare=
 
 _OF_TABLE2 = ("paper/network", "paper/trial", "data.resolution")
 Place = tuple[int, int, str, float]
-"""Resolution of the grid, number of devices, network and share of the points."""
+"""A row of Table II: resolution of the grid, number of devices, network, share of the points."""
 _PAPER_TABLE2: Mapping[Place, Mapping[str, str]] = {
     (int(row["resolution"]), int(row["num_gpus"]), row["network"], float(row["point_ratio_p"])): row
     for row in printed("table2")
@@ -427,7 +427,7 @@ def _fig8_block(rows: Sequence[Row]) -> Block:
 
 
 def _refused(runs: Sequence[Row]) -> Ours | None:
-    """Words for runs whose network did not fit; None without any."""
+    """The words ``does not fit`` for runs whose training step did not fit; None without runs."""
     if not runs:
         return None
     first = runs[0]

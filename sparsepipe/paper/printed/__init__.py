@@ -37,7 +37,7 @@ Name = Literal[
 
 @cache
 def printed(name: Name) -> tuple[Mapping[str, str], ...]:
-    """The rows of a table or figure, digit by digit as they are printed."""
+    """The rows of a table or figure as printed, digit by digit, by name of the column."""
     file = resources.files(__package__).joinpath(f"{name}.csv")
     return tuple(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))
 

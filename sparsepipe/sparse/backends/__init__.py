@@ -33,5 +33,5 @@ class Backend(Protocol):
         ...
 
     def max_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
-        """Takes the largest feature among the existing inputs of each window."""
+        """Takes, in each channel, the largest feature among the input sites in each window."""
         ...

@@ -27,7 +27,7 @@ class _Workspace(threading.local):
     """
 
     def take(self, name: str, shape: tuple[int, int], like: Tensor) -> Tensor:
-        """Returns an uninitialised tensor, valid until the next call with ``name``."""
+        """Returns an uninitialised tensor, valid until this thread's next call with ``name``."""
         if like.device.type != "cpu":
             return like.new_empty(shape)
         size = shape[0] * shape[1] * like.element_size()
@@ -52,7 +52,7 @@ _MIN_BLOCK_ROWS = 256
 
 
 def convolve(feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Tensor:
-    """Convolves features with a kernel; returns features [M, D] of the map's output level."""
+    """Convolves features with a kernel; returns the features [M, D] of the output sites."""
     if kernel_map.num_outputs == 0 or kernel_map.num_inputs == 0:
         # Without rows there are no products, but both operands must stay in the graph.
         out = feats_NC.sum(0) @ kernel_KCD.sum(0)
@@ -64,7 +64,7 @@ def convolve(feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Ten
 
 
 def _block_rows(kernel_map: KernelMap, kernel_KCD: Tensor) -> int:
-    """Returns the rows per block: as many as fit the budget, but enough to amortise the kernel.
+    """Returns the rows per block: as many as fit the memory budget, but not too few for the kernel.
 
     Every block reads the whole kernel, so a block with fewer pairs per offset than channels
     moves more weights than features.
@@ -116,7 +116,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _NarrowConvolution(torch.autograd.Function):
-    """One matrix product over all offsets, for inputs with few channels."""
+    """A single matrix product over all offsets together, for inputs with few channels."""
 
     @staticmethod
     def forward(ctx: Any, feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Tensor:
@@ -166,7 +166,7 @@ def _gradients(
     need_feats: bool,
     need_kernel: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Computes the gradients of features and kernel from the output's, gathered at the inputs."""
+    """Computes the gradients of features and kernel; None for one that is not needed."""
     plan = kernel_map.scatter_plan(_block_rows(kernel_map, kernel_KCD))
     centre = kernel_map.spec.centre
     kernels = kernel_KCD.transpose(1, 2).unbind(0)
@@ -214,7 +214,7 @@ def _differentiable_gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Computes what :func:`_gradients` does, with operations that autograd can differentiate.
 
-    At one offset, each row is in at most one pair, so that no sum depends on the order of threads.
+    At each offset, a row is in at most one pair, so no sum depends on the order of threads.
     """
     pairs = kernel_map.derived("pairs", pairs_by_offset)
     grad_feats = feats_NC.new_zeros(feats_NC.shape)
@@ -232,7 +232,7 @@ def _differentiable_gradients(
 
 
 def pairs_by_offset(kernel_map: KernelMap) -> list[tuple[Tensor, Tensor]]:
-    """Returns the output and input rows (int64) of the pairs at each offset."""
+    """Returns, for each offset, the output rows and the input rows (int64) of its pairs."""
     rows_KM = kernel_map.neighbours_KM
     exists_KM = rows_KM >= 0
     sizes: list[int] = exists_KM.sum(1).tolist()
@@ -255,7 +255,7 @@ def _accumulate(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> N
 
 
 def _product_rows(count: int, like: Tensor) -> int:
-    """Returns how many rows to allocate for a product of ``count`` rows; surplus is ignored.
+    """Returns how many rows to allocate for a product of ``count`` rows; the rest is ignored.
 
     In 16 bits on a CPU each new shape of a product is compiled first, which takes longer than
     most products, and pair counts differ from batch to batch. Rounding them up to a multiple
@@ -274,7 +274,7 @@ def _allocate_parts(block: RowBlock, width: int, like: Tensor) -> Tensor:
 
 
 def _by_offset(block: RowBlock, rows_P: Tensor, parts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields, for each offset, its rows and the part of the buffer for its product.
+    """Yields, for each offset, its rows of ``rows_P`` and the part of ``parts`` for its product.
 
     The surplus rows of a rounded product overlap the next product, which is written later.
     """
@@ -285,7 +285,7 @@ def _by_offset(block: RowBlock, rows_P: Tensor, parts: Tensor) -> Iterator[tuple
 
 
 def _rows(name: str, source: Tensor, block: RowBlock, rows_P: Tensor | None) -> Tensor:
-    """Returns rows of ``source``; None: the block's own. Rows that round up the number are 0."""
+    """Returns the rows ``rows_P`` (None: the block's own) of ``source``, rounded up with zeros."""
     if rows_P is None:
         rows = source[block.first : block.last]
         if _product_rows(len(rows), source) == len(rows):
@@ -301,7 +301,7 @@ def _rows(name: str, source: Tensor, block: RowBlock, rows_P: Tensor | None) -> 
 
 
 def _bag_sum(parts_PD: Tensor, block: RowBlock) -> Tensor:
-    """Sums each row's parts in a fixed order; zero for rows without parts."""
+    """Sums the parts of each row of the block in a fixed order; 0 for rows without parts."""
     if block.num_pairs == 0:
         return parts_PD.new_zeros(block.last - block.first, parts_PD.shape[1])
     out: Tensor = torch.embedding_bag(parts_PD, block.bag_P, block.bag_starts)[0]

@@ -1,4 +1,4 @@
-"""The default backend, in plain PyTorch for any device, and its max pooling with the gradient.
+"""The default backend, in plain PyTorch for any device, and its differentiable max pooling.
 
 Shape suffixes: N input sites, M output sites, K offsets, C channels, P pairs.
 """
@@ -32,7 +32,7 @@ class NativeBackend:
     def conv3d(
         self, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
     ) -> SparseTensor:
-        """See :class:`~sparsepipe.sparse.Backend`; raises a BackendError for a wrong kernel."""
+        """As :class:`.Backend` says; raises a BackendError if the kernel does not fit ``x``."""
         feats = x.feats
         if torch.is_autocast_enabled(feats.device.type) and feats.dtype != torch.float64:
             dtype = torch.get_autocast_dtype(feats.device.type)
@@ -42,7 +42,7 @@ class NativeBackend:
         if kernel.dtype != feats.dtype:
             raise BackendError(
                 f"features are {feats.dtype}, but the kernel is {kernel.dtype}",
-                remedy="convert the tensor first, x.to(kernel.dtype), or run under torch.autocast",
+                remedy="convert one of them, for example with x.to(kernel.dtype)",
             )
         if spec.volume == 1 and spec.is_submanifold:  # a plain matrix product
             out = feats @ kernel[0]
@@ -72,7 +72,7 @@ class NativeBackend:
 def at_level(
     x: SparseTensor, feats: Tensor, level: CoordinateCache, spec: KernelSpec
 ) -> SparseTensor:
-    """Returns ``feats`` on the sites of ``level``, the result of applying a window to ``x``."""
+    """Returns ``feats`` as a tensor on the sites of ``level``, which ``spec`` makes of ``x``'s."""
     if level is x.cache:
         return x.replace_feats(feats)
     sx, sy, sz = (a * b for a, b in zip(x.stride, spec.stride, strict=True))
@@ -113,9 +113,9 @@ class Round:
 
 
 def build_rounds(kernel_map: KernelMap) -> list[Round]:
-    """Sorts pairs into rounds by their place in their window, in dense pooling's scan order.
+    """Sorts pairs into rounds by their position in their window, in dense pooling's scan order.
 
-    On a surface, most windows hold one or two inputs, so that only the first rounds are long.
+    On a surface, most windows hold one or two inputs, so only the first rounds are long.
     """
     # Offsets (x fastest) in the scan order of dense pooling (z fastest).
     sx, sy, sz = map(range, kernel_map.spec.size)
@@ -136,7 +136,7 @@ def build_rounds(kernel_map: KernelMap) -> list[Round]:
 
 
 class _MaxPool(torch.autograd.Function):
-    """Largest input of each window [M, C]; the gradient goes to the first one that is largest."""
+    """Largest input of each window [M, C]; the gradient goes to the first of the largest inputs."""
 
     @staticmethod
     def forward(ctx: Any, feats_NC: Tensor, kernel_map: KernelMap) -> Tensor:

@@ -20,12 +20,12 @@ from sparsepipe.sparse.tensor import SparseTensor
 
 _NATIVE = NativeBackend()
 _kernel_maps: WeakKeyDictionary[CoordinateCache, dict[bool, Any]] = WeakKeyDictionary()
-"""torchsparse's own kernel maps of each level, for training (True) and for inference."""
+"""torchsparse's own kernel maps of each level, for training (True) and inference (False)."""
 
 
 @dataclass(frozen=True)
 class TorchSparseBackend(NativeBackend):
-    """Convolves with torchsparse for submanifold windows of odd size, else with the native backend.
+    """Convolves with torchsparse if a window is submanifold and of odd size, otherwise natively.
 
     Computes in float32 and float16. Output sites, weights and results equal those of the native
     backend. Strided and dilated windows, even sizes and max pooling are native, because torchsparse
@@ -151,16 +151,16 @@ class _DifferentiableOnce(torch.autograd.Function):
 def from_torchsparse(kernel: Tensor, kernel_size: int | Sequence[int]) -> Tensor:
     """Reorders a kernel [K, Cin, Cout] saved by torchsparse 2.0 or 2.1 for ``Conv3d.kernel``.
 
-    There, x varies fastest; in torchsparse, z does where K is even. Raises a BackendError for an
-    even size above 2, whose offsets differ between torchsparse's versions.
+    In ``Conv3d.kernel``, x varies fastest; in torchsparse, z does if K is even. Raises a
+    BackendError for an even K if a size is above 2: offsets then differ between its versions.
     """
     size = as_triple(kernel_size, name="kernel size")
     if math.prod(size) % 2:
         return kernel
     if max(size) > 2:
         raise BackendError(
-            f"kernels of size {size} have different offsets in different versions of torchsparse",
-            remedy="use odd sizes, or sizes 1 and 2 only",
+            f"the offsets of kernels of size {size} differ between versions of torchsparse",
+            remedy="use only odd sizes, or only sizes of 1 and 2",
         )
     by_axes = kernel.view(*size, *kernel.shape[1:])
     return by_axes.transpose(0, 2).flatten(0, 2)
