@@ -242,7 +242,7 @@ def read_csv(path: PathLike, *needed: str) -> list[dict[str, str]]:
     except csv.Error as error:
         raise ValueError(str(error)) from error
     if lacking := [name for name in needed if name not in (table.fieldnames or ())]:
-        raise ValueError(f"it has no column named {' or '.join(lacking)}")
+        raise ValueError(f"it has no column {' or '.join(lacking)}")
     return rows
 
 

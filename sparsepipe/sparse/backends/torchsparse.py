@@ -159,7 +159,7 @@ def from_torchsparse(kernel: Tensor, kernel_size: int | Sequence[int]) -> Tensor
         return kernel
     if max(size) > 2:
         raise BackendError(
-            f"the offsets of kernels of size {size} differ between versions of torchsparse",
+            f"kernels of size {size} have different offsets in different versions of torchsparse",
             remedy="use only odd sizes, or only sizes of 1 and 2",
         )
     by_axes = kernel.view(*size, *kernel.shape[1:])

@@ -49,7 +49,7 @@ SITES = torch.tensor([[0, 0, 0, 0], [0, 1, 1, 1]], dtype=torch.int32)
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (SparseTensor(torch.ones(2, 1), SITES.flip(0)), "sites or their order differ"),
+        (SparseTensor(torch.ones(2, 1), SITES.flip(0)), "different sites, or with"),
         (SparseTensor(torch.ones(2, 1), SITES, stride=2), "cannot add .*stride"),
         (SparseTensor(torch.ones(1, 1), SITES[:1]), "cannot add .*sites=1"),
         (SparseTensor(torch.ones(2, 1), SITES, batch_size=2), "cannot add .*batch_size=2"),
