@@ -62,7 +62,7 @@ class Ranks:
         return gather_numbers(numbers, self.group, device=device, what=what)
 
     def by_domain(self, sizes: Sequence[Sequence[int]]) -> dict[str, int]:
-        """Returns the number of samples of each domain, by name; ``sizes`` are from ``sizes()``."""
+        """Returns the number of samples of each domain by name, given the result of ``sizes()``."""
         totals = map(sum, zip(*sizes, strict=True))
         return dict(zip(self.placement.domains, totals, strict=True))
 

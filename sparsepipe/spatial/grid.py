@@ -120,7 +120,7 @@ class Grid:
         """Checks that the grid can cut samples of these spatial sizes.
 
         Raises:
-            ConfigError: the grid has other dimensions, or a size is below its number of shards.
+            ConfigError: the grid has more or fewer axes, or more shards than positions along one.
         """
         if len(sizes) != self.dimensions:
             raise ConfigError(

@@ -56,7 +56,7 @@ class RankEnvironment(LightningEnvironment):
 
 
 def check_ranks(environment: ClusterEnvironment, *, nodes: int, devices: int) -> None:
-    """Raises a ConfigError unless as many ranks run as given; nodes may have unequal numbers."""
+    """Raises a ConfigError unless ``nodes * devices`` ranks run, or nodes have unequal numbers."""
     running = environment.world_size()
     unequal = (
         nodes > 1

@@ -156,7 +156,7 @@ def validation_follows(trainer: pl.Trainer) -> bool:
 
 
 def clear_restarting(trainer: pl.Trainer) -> None:
-    """Makes training start its epoch from the beginning, though a checkpoint was loaded.
+    """Makes training start its epoch from the beginning although a checkpoint was loaded.
 
     The training loop's own property cannot be cleared, but that of its base class can.
     """

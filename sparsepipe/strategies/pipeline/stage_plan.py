@@ -134,7 +134,7 @@ class StagePlacement:
 
 
 def parse_config(config: str | None, *, ranks: int, grids: Grids | None = None) -> tuple[int, ...]:
-    """Returns each stage's replicas: (2, 1) for "2-1"; for None, one rank or grid in each stage."""
+    """Returns each stage's number of replicas: (2, 1) for "2-1"; None: one rank or grid each."""
     if config is None:
         config = "-".join("1" * (ranks if grids is None else len(grids)))
     parts = str(config).split("-")
