@@ -114,7 +114,7 @@ class RecomputedSpan:
         changed = [(type(m).__name__, name) for m, name, t, v in buffers if t._version != v]
         refused, after = "", self._generators()
         if any(a._version != b for a, b in zip(kept, versions, strict=True)):
-            refused = "changes in place the input of the first, which is kept to recompute them"
+            refused = "changes in place the input from which they are recomputed"
             remedy = f"give that layer inplace=False, or {remedy}"
         elif changed:
             refused = f"({changed[0][0]}) would change its buffer {changed[0][1]!r} again if rerun"

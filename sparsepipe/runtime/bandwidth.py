@@ -124,7 +124,7 @@ class MessageTime:
 def pairs_of(hosts: Sequence[int], *, all_up_to: int) -> list[tuple[int, int]]:
     """Pairs of ranks to measure, given each rank's host number.
 
-    All pairs of at most ``all_up_to`` ranks; of more, one inside each host and one between any two.
+    With up to ``all_up_to`` ranks, all; else one inside each host and one between every two hosts.
     """
     if len(hosts) <= all_up_to:
         return list(combinations(range(len(hosts)), 2))
@@ -265,10 +265,10 @@ def groups_of(hosts: Sequence[int]) -> list[tuple[int, ...]]:
 def time_reductions(
     benchmark: Benchmark, groups: Sequence[tuple[int, ...]], sizes_bytes: Sequence[int]
 ) -> list[ReductionTime]:
-    """Measures float32 sums in each of ``groups``; a collective of all ranks.
+    """Measures float32 sums in each of ``groups``, one after another; a collective of all ranks.
 
-    Returns the times of the groups whose first rank this is. Groups take turns. Sizes are rounded
-    down to a multiple of 4 bytes, at least 4.
+    Returns the times of the groups whose first rank this is. Sizes are rounded down to a multiple
+    of 4 bytes, at least 4.
     """
     found: list[ReductionTime] = []
     hows: tuple[How, ...] = ("all_reduce", "replicas")

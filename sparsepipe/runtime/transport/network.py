@@ -71,7 +71,7 @@ class Network:
         rank: this process's rank; every rank makes its network at the same time.
         device: where received tensors go, except those that the sender had on the host.
         direct: whether CUDA tensors go from device to device with NCCL, not through pinned memory.
-        queue_depth: messages that a channel holds before its sender waits; None:
+        queue_depth: number of messages that a channel holds before its sender waits; None:
             :func:`default_depth`.
         ranks: the process group's rank for each rank of the plan; None: the same numbers.
 
