@@ -1,4 +1,4 @@
-"""Builds objects from configuration nodes."""
+"""Builds the inventory, the data module and the LightningModule of a configuration."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sparsepipe.models.dsn import DomainSeparationNetwork
 
 
 def build_inventory(spec: RunSpec) -> Inventory:
-    """Builds the inventory of a configuration's hardware; emulated devices become CPUs."""
+    """Builds the inventory that ``hardware`` describes; if emulated, all its devices are CPUs."""
     target = spec.inventory_target
     inventory = inventory_seen_by_sweep(target) or target.build()
     if not isinstance(inventory, Inventory):
         raise ConfigError(
             f"hardware builds a {type(inventory).__name__}, not a sparsepipe.cluster.Inventory",
-            remedy="name a function that returns an inventory",
+            remedy="set hardware._target_ to a function that returns an inventory",
         )
     emulation = spec.emulation
     if emulation is None:
@@ -39,33 +39,33 @@ def build_data(spec: RunSpec) -> pl.LightningDataModule:
     if not isinstance(data, pl.LightningDataModule):
         raise ConfigError(
             f"data builds a {type(data).__name__}, not a pytorch_lightning.LightningDataModule",
-            remedy="name a class of data modules, or a function that returns one",
+            remedy="set data._target_ to a class of data modules, or a function that returns one",
         )
     return data
 
 
 def ready_data(spec: RunSpec) -> str:
-    """Prepares the data and returns their fingerprint, or their path if they have none."""
+    """Prepares the data and returns their fingerprint; without one, ``data.root``."""
     data = build_data(spec)
     data.prepare_data()
     fingerprint = getattr(data, "fingerprint", None)
-    # The settings are in the identity anyway; only the place of the data is left.
+    # The identity contains the other settings of the data.
     return str(fingerprint() if fingerprint else spec.data.get("root"))
 
 
 def num_classes_of(data: pl.LightningDataModule) -> int:
-    """Number of classes of prepared data; 0 without classes."""
+    """Number of classes of the data, which must be prepared; 0 if they have no classes."""
     return int(getattr(data, "num_classes", len(getattr(data, "classes", ()))))
 
 
 def build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningModule:
-    """Builds the LightningModule; a plain network is wrapped in one."""
+    """Builds the LightningModule of ``model`` for prepared data; wraps a plain network in one."""
     taken, channels = spec.model.get("in_channels"), getattr(data, "in_channels", None)
     if None not in (taken, channels) and taken != channels:
         what = f"samples of these data have {channels} channel{'s' if channels != 1 else ''}"
         if isinstance(data, ShapeDataModule):
-            what = "voxels of these data have 1 feature, the constant 1: only coordinates are read"
-            what += " from meshes and clouds, no normals or colours"
+            what = "voxels of these data have 1 feature, the constant 1: meshes and clouds are read"
+            what += " as coordinates, with no normals or colours"
         raise ConfigError(
             f"model.in_channels={taken}, but {what}", remedy=f"set model.in_channels={channels}"
         )
@@ -74,7 +74,7 @@ def build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningMod
         raise ConfigError(
             f"model.num_classes={own}, but the data have {num_classes} classes",
             remedy="leave model.num_classes out, since it follows from the data; to train on "
-            "fewer classes, choose them in the data",
+            "fewer classes, select them with a setting of data",
         )
     given = {"num_classes": num_classes, "class_names": classes}
     if (domains := getattr(data, "domains", None)) is not None:
@@ -84,7 +84,7 @@ def build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningMod
 
 
 def _wrapped(model: Any, spec: RunSpec, given: Mapping[str, Any]) -> pl.LightningModule:
-    """Wraps a network, built with ``given`` among its arguments, in a LightningModule."""
+    """Wraps ``model``, which was built with ``given`` among its arguments, in a LightningModule."""
     settings = {"optimizer": spec.optim.optimizer, "schedule": spec.optim.schedule}
     built: dict[str, Any] = {name: t and t.build() for name, t in settings.items()}
     module: pl.LightningModule
@@ -100,14 +100,14 @@ def _wrapped(model: Any, spec: RunSpec, given: Mapping[str, Any]) -> pl.Lightnin
     else:
         raise ConfigError(
             f"model builds a {type(model).__name__}, not an nn.Sequential or a LightningModule",
-            remedy="name a class or function that builds one of these",
+            remedy="set model._target_ to a class or function that returns one of these",
         )
     taken = spec.model.parameters.types
     node = spec.model.replace(
         **{k: v for k, v in given.items() if k in taken and spec.model.get(k) is None}
     )
     nodes = {name: target and target.to_dict() for name, target in settings.items()}
-    # logger=False, since the task gives loggers the whole configuration.
+    # logger=False, since the task logs the whole configuration.
     module.save_hyperparameters({network: node.to_dict(), **nodes, **arguments}, logger=False)
     return module
 
@@ -115,11 +115,12 @@ def _wrapped(model: Any, spec: RunSpec, given: Mapping[str, Any]) -> pl.Lightnin
 def refuse_further_outputs(
     spec: RunSpec, data: pl.LightningDataModule, module: pl.LightningModule
 ) -> None:
-    """Raises a ConfigError for a test of a Classifier with more outputs than the data's classes."""
+    """Raises a ConfigError if a Classifier has more outputs than the data have classes."""
     own, num_classes = spec.model.get("num_classes"), num_classes_of(data)
     if isinstance(module, Classifier) and own is not None and own > num_classes:
         raise ConfigError(
-            f"model.num_classes={own}, but the data have {num_classes} classes, and a test needs "
-            "as many outputs",
-            remedy="leave model.num_classes out, since it follows from the data",
+            f"model.num_classes={own}, but the data have {num_classes} classes: a test needs one "
+            "output for each class",
+            remedy="leave model.num_classes out, since it follows from the data; test a "
+            f"checkpoint of {own} classes on data with these classes",
         )

@@ -1,6 +1,6 @@
 """Checks a composed configuration against the schema and the signatures of its targets.
 
-All problems are reported at once, each with the nearest name or the expected type.
+Reports all problems at once, each with the nearest valid name or the expected type.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 def check_names(raw: Mapping[str, Any]) -> None:
-    """Refuses keys that source files show to be unknown, before any import or interpolation.
+    """Raises a ConfigError for keys unknown to the schema and to the source of their targets.
 
-    Groups that the training of a ``checkpoint`` replaces are not checked.
+    Imports no target and resolves no interpolation. Does not check groups that are replaced with
+    those of a ``checkpoint``'s training.
     """
     replaced = GROUPS if raw.get("checkpoint") is not None else ()
     config = {key: value for key, value in raw.items() if key not in replaced}
@@ -51,7 +52,7 @@ def check_names(raw: Mapping[str, Any]) -> None:
 
 
 def check_task(value: Mapping[str, Any]) -> None:
-    """Checks only the task's node, for a task that reads nothing else of the configuration."""
+    """Checks ``value``, the node of a task that reads nothing else of the configuration."""
     _refuse([*_check_node(value, _descriptions()["task"], "task")])
 
 
@@ -60,7 +61,7 @@ def _refuse(problems: list[str]) -> None:
         raise ConfigError(
             "; ".join(dict.fromkeys(problems)),
             remedy="correct the key or value; `sparsepipe --cfg job` prints the whole "
-            "configuration with these overrides, `sparsepipe --help` its groups",
+            "configuration, `sparsepipe --help` its groups and their options",
         )
 
 
@@ -68,7 +69,7 @@ _adapter = functools.cache(TypeAdapter[Any])
 
 
 def check_fields(value: Any, schema: type) -> Iterator[str]:
-    """Describes each problem of a mapping that should have the fields of a dataclass."""
+    """Yields a text for each missing, unknown or wrong key of ``value``, by a dataclass."""
     try:
         _adapter(schema).validate_json(json.dumps(value))
         return
@@ -100,7 +101,7 @@ def check_fields(value: Any, schema: type) -> Iterator[str]:
 
 
 def unknown_key(name: Any, known: Iterable[str], *, path: Iterable[str] = ()) -> str:
-    """The message about an unknown key below ``path``, with the nearest of the known names."""
+    """The message that key ``name`` below ``path`` is unknown, with the nearest known name."""
     prefix = "".join(f"{part}." for part in path)
     return f"unknown key '{prefix}{name}'{nearest(str(name), known, prefix=prefix, lists=True)}"
 
@@ -138,7 +139,7 @@ def _nodes(
 
 @functools.cache
 def _descriptions() -> dict[str, Node]:
-    """The nodes of the schema by their dotted paths; ``*`` stands for any name."""
+    """Each :class:`Node` of the schema by its dotted path; ``*`` stands for any name."""
     found: dict[str, Node] = {}
     schemas = typing.get_type_hints(Config)
     for prefix in ("", "parallel.", "optim."):
@@ -150,7 +151,7 @@ def _descriptions() -> dict[str, Node]:
 
 
 def node_in(hint: Any) -> Iterator[Node]:
-    """Yields the descriptions of nodes within a type hint of the schema."""
+    """Yields each :class:`Node` that annotates a type hint of the schema or a part of it."""
     yield from (each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Node))
     for inner in typing.get_args(hint):
         yield from node_in(inner)

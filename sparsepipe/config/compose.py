@@ -1,6 +1,6 @@
-"""From the command line to a checked, plain configuration.
+"""Turns a command line into a checked configuration.
 
-Hydra composes; our errors, which suggest the nearest valid name, replace its own about names.
+Hydra composes it; its errors about unknown names are replaced with ours, which suggest a valid one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
 
 def _listed_devices(hardware: DictConfig | None) -> int | str:
-    """Number of devices that a node of ``hardware`` lists; "any" where it lists none."""
+    """Number of devices of the hosts that a ``hardware`` node lists; "any" if it lists none."""
     hosts = OmegaConf.select(hardware, "value.hosts") if hardware is not None else None
     try:
         return (
@@ -63,8 +63,8 @@ def _listed_devices(hardware: DictConfig | None) -> int | str:
 
 
 def _sweep_or(name: str) -> str:
-    """Within a sweep, ``name`` and a name of its command; without a time, so that it stays the same
-    when the sweep is restarted.
+    """Returns ``name``; within a sweep, followed by a name of the sweep's command, which contains
+    no time, so that it stays the same if the sweep is restarted.
     """
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return name
@@ -92,13 +92,13 @@ _EXTRAS = {
     "submitit_local": "slurm",
     "submitit_slurm": "slurm",
 }
-"""Launchers and sweepers for Hydra, with the extras of this package that install them."""
+"""The extra of this package that installs each launcher or sweeper of Hydra."""
 _PRINTED_WIDTH = (100, 24)  # columns and rows without a terminal
 STUDY = "paper"
-"""Key of an experiment's file with settings of the papers' studies."""
+"""Key in an experiment's file for settings of the papers' studies."""
 KEY = "instead_of_scale"
-"""Key below ``STUDY``: overrides by scale, for experiments that compute with recorded measurements.
-Files of ``conf/scale`` would change what their figures mean.
+"""Key below ``STUDY``: the overrides that replace each ``scale``, for experiments that compute with
+recorded measurements. Files of ``conf/scale`` would change the meaning of their figures.
 """
 
 
@@ -109,13 +109,13 @@ def config_dir() -> Path:
         if (directory / f"{CONFIG_NAME}.yaml").is_file():
             return directory
     raise ConfigError(
-        f"no configuration directory beside or inside {package}",
+        f"no directory conf with a {CONFIG_NAME}.yaml inside {package} or beside it",
         remedy="install sparsepipe from its wheel, or run from a complete checkout",
     )
 
 
 def config_loader(arguments: Sequence[str] = ()) -> ConfigLoader:
-    """Hydra's loader of configurations in the :func:`own_directories` of a command."""
+    """Hydra's loader of the groups in the :func:`own_directories` of a command's arguments."""
     path = create_config_search_path(str(config_dir()))
     for directory in own_directories(arguments)[1:]:
         where = f"file://{directory.absolute()}"
@@ -124,7 +124,7 @@ def config_loader(arguments: Sequence[str] = ()) -> ConfigLoader:
 
 
 def own_directories(arguments: Sequence[str]) -> list[Path]:
-    """The package's directory of groups, and directories given with ``--config-dir``."""
+    """The package's directory of groups, then the directories given with ``--config-dir``."""
     pairs = [item.partition("=")[::2] for item in arguments if "=" in item]
     pairs += itertools.pairwise(arguments)
     given = (value for option, value in pairs if option in ("--config-dir", "-cd"))
@@ -132,9 +132,9 @@ def own_directories(arguments: Sequence[str]) -> list[Path]:
 
 
 def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits a command into options and overrides, which Hydra takes only after all options.
+    """Splits a command's arguments into options and overrides.
 
-    So ``sparsepipe data=shapes -m seed=0,1`` is the sweep that it seems to be.
+    Hydra requires options to come first; in ``sparsepipe data=shapes -m seed=0,1`` they do not.
     """
     overrides = [*get_args_parser().parse_intermixed_args(list(arguments)).overrides]
     return [word for word in arguments if word not in overrides], overrides
@@ -144,10 +144,10 @@ def admit(arguments: Sequence[str]) -> list[str]:
     """Rewrites command-line arguments so that every dotted ``key=value`` reaches the schema.
 
     Hydra refuses keys that the composed files leave out, even if the schema knows them; with the
-    prefix ``++`` it accepts them, and :func:`check` decides. Paths that begin with ``~`` are
-    quoted, as Hydra requires. A scale is replaced as :func:`in_place_of_scale` says. A node given
-    as a mapping (``optim.schedule={_target_: ...}``) replaces the composed one, where Hydra would
-    mix the keys of both.
+    prefix ``++`` it accepts them, and :func:`check` refuses unknown ones. Paths that begin with
+    ``~`` are quoted, as Hydra requires. :func:`in_place_of_scale` replaces a scale. A node given
+    as a mapping (``optim.schedule={_target_: ...}``) replaces the composed node; Hydra would
+    merge the two.
     """
     admitted = []
     for item in map(_with_home_quoted, in_place_of_scale(arguments)):
@@ -167,7 +167,7 @@ def admit(arguments: Sequence[str]) -> list[str]:
 def in_place_of_scale(arguments: Sequence[str]) -> list[str]:
     """Replaces ``scale=...`` with the overrides that the experiment has for this scale, if any.
 
-    Overrides of keys and groups that the arguments set are left out.
+    Leaves out overrides of keys and groups that other arguments set.
     """
     given = {name.lstrip("+"): value for name, _, value in (a.partition("=") for a in arguments)}
     file = config_dir() / "experiment" / f"{given.get('experiment')}.yaml"
@@ -189,12 +189,12 @@ def _with_home_quoted(argument: str) -> str:
 def resolve(config: DictConfig, *, given: Sequence[str] | None = None) -> RunSpec:
     """Checks and parses a composed configuration.
 
-    Values recorded by the run of ``from_run`` and, for a task that measures a checkpoint, by its
-    training replace composed ones, but not those that overrides set.
+    Values that the run ``from_run`` has recorded replace composed values that no override sets;
+    for tasks that measure a checkpoint, so do values of its training.
 
     Args:
         config: the configuration as Hydra composed it.
-        given: the overrides that it was composed with; None: those of Hydra's job.
+        given: the overrides that it was composed with; None: those of Hydra's current job.
     """
     job = HydraConfig.get() if HydraConfig.initialized() else None
     if given is None:
@@ -210,20 +210,21 @@ def resolve(config: DictConfig, *, given: Sequence[str] | None = None) -> RunSpe
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"the configuration cannot be resolved: {_first_line(error)}",
-            remedy="set the missing value, or the environment variable it is read from",
+            remedy="set the value or environment variable that it names, or correct the ${...}",
         ) from error
     assert isinstance(value, dict)
     plain = {str(key): item for key, item in value.items()}
     check(plain)
-    # Settings of the run were computed from these keys; the run does not record them.
+    # Other settings have been computed from these keys, which the run does not record.
     study = plain.pop(STUDY, None) or {}
     for key in ("runs", FROM_RUN):
         plain.pop(key, None)
     if study.get(KEY) is not None and plain.get("scale") is not None:
         raise ConfigError(
-            f"{plain['name']} has no scales of its own: it computes with recorded measurements",
-            remedy="sweep it without other experiments, so that scale= narrows what it sweeps, or "
-            "leave scale= out",
+            f"scale={plain['scale']} is not possible: {plain['name']} computes with recorded "
+            "measurements, so a scale can only narrow a sweep of this experiment alone",
+            remedy="leave scale out, or give a command with this experiment alone and scale="
+            f"{' or scale='.join(study[KEY])}",
         )
     if job is not None:
         words = (str(word).lstrip("+") for word in job.overrides.task)
@@ -244,12 +245,12 @@ def _unresolved(config: DictConfig) -> dict[str, Any]:
 def explain(
     error: Exception, overrides: Sequence[str], *, command: Sequence[str] = ()
 ) -> ConfigError | None:
-    """Returns an error that explains why Hydra could not compose; None for errors of other kinds.
+    """Returns an error that explains why composing failed; None if ``error`` has another origin.
 
     Args:
-        error: raised by Hydra, by OmegaConf or for the YAML of a file.
+        error: an error of Hydra, OmegaConf or the YAML parser.
         overrides: the overrides that Hydra got.
-        command: all arguments as the user gave them; empty: the overrides.
+        command: all arguments as the user gave them; empty: ``overrides``.
     """
     own = (
         "Config group override must",
@@ -290,7 +291,7 @@ def explain(
 
 
 def _name_problem(override: Override, groups: Mapping[str, Sequence[str]]) -> str | None:
-    """Describes what is wrong with an override's group, option or key; None if nothing is."""
+    """Describes what is wrong with an override's group, option or key; None if all are known."""
     name, value = override.key_or_group, override.value()
     if name not in groups:
         known = sorted({*groups, *Config.__dataclass_fields__})
@@ -311,7 +312,7 @@ def _name_problem(override: Override, groups: Mapping[str, Sequence[str]]) -> st
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
-    """Parses the overrides that Hydra can parse; it reports the others itself."""
+    """Parses overrides; leaves out those that Hydra cannot parse, which it reports itself."""
     parser, found = OverridesParser.create(), []
     for item in map(_with_home_quoted, overrides):
         with suppress(HydraException):
@@ -327,9 +328,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def printed_text(config: DictConfig, sources: Iterable[ConfigSourceInfo]) -> str | None:
-    """The text of a task that only prints, such as ``task=list``; None for one that makes a run.
+    """The text of a task that only prints, such as ``task=list``; None if the task makes a run.
 
-    Only the task's node is resolved, since others may lack required values.
+    Resolves only the task's node, since other nodes may lack required values.
     """
     raw = _unresolved(config)
     check_names(raw)

@@ -1,7 +1,7 @@
-"""A finished run's configuration, merged with the overrides of another command.
+"""Merges a finished run's configuration with the overrides of a new command.
 
-``--from RUN`` starts from all of it; tasks that measure a checkpoint start from the model, data and
-backend of its training.
+``--from RUN`` takes over the whole configuration; tasks that measure a checkpoint take over the
+model, data and backend of its training.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ log = logging.getLogger(__name__)
 RECORD = "sparsepipe"
 """Key of a checkpoint that holds the configuration of its training."""
 CLASSES = "classes"
-"""Name in ``task.allow`` for the classes and their order."""
+"""Name in ``task.allow`` that permits classes other than those of the training."""
 GROUPS = ("model", "data", "backend")
-"""Groups that are taken from a checkpoint's training."""
+"""Groups that a task which measures a checkpoint takes from the training."""
 _VALUES = ("representation", "seed")
 _PRECISION = "trainer.precision"
 FROM_RUN = "from_run"
 """Key that names the configuration file of the run given with ``--from``."""
 NOT_REPLAYED = ("checkpoint", "data.cache_dir", "data.root", "input", "paths")
-"""Keys and groups not among a run's recorded overrides; ``--from`` takes them from its values."""
+"""Keys and groups whose overrides a run does not record; ``--from`` reads their values instead."""
 NOT_RECORDED = (*NOT_REPLAYED, "force", FROM_RUN, "hydra", "logger")
-"""Prefixes of overrides and groups that a run does not record."""
+"""Prefixes of the overrides and group choices that a run does not record."""
 _FLAG = "--from"
 _SAMPLES = (
     *("batch_size", "strict", "val_share", "seed", "sampling_seed", "augment", "source", "split"),
     "evaluated",  # of data of several domains
 )
-"""Keys of data that decide which samples are read, and how many at a time, but not how one is
-processed: an evaluation may differ from the training in them."""
+"""Keys of data that decide which samples are read, and how many at a time, but not how a sample is
+processed: an evaluation may set them differently from the training."""
 _PLACES = ("cache_dir", "root", "split")
 """Keys within data that may be paths."""
 
 
 def replayed(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
-    """Replaces ``--from RUN`` with a key that names the run and the run's overrides.
+    """Replaces ``--from RUN`` with an override that names the run, and with the run's overrides.
 
-    These come before the command's own, so that settings which follow from others still do. A
-    group that the command chooses replaces everything that the run had set in it.
+    They come before the command's overrides, so settings that follow from others still do. If the
+    command chooses an option of a group, the run's overrides of this group are left out.
 
     Args:
         arguments: arguments of the command line.
@@ -104,7 +104,10 @@ def replayed(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
 
 
 def begun_from(raw: Mapping[str, Any], given: Sequence[str]) -> dict[str, Any]:
-    """A composed configuration with the :data:`NOT_REPLAYED` values of its ``from_run`` run."""
+    """Returns ``raw`` with the :data:`NOT_REPLAYED` values of the run ``from_run``, if it is set.
+
+    Keys and groups that the overrides ``given`` set keep their values.
+    """
     if not raw.get(FROM_RUN):
         return dict(raw)
     recorded = read_settings(Path(raw[FROM_RUN]))
@@ -113,12 +116,12 @@ def begun_from(raw: Mapping[str, Any], given: Sequence[str]) -> dict[str, Any]:
 
 
 def as_trained(raw: Mapping[str, Any], given: Sequence[str], training: Training) -> dict[str, Any]:
-    """A composed configuration with the model, the data and the backend of a training.
+    """Returns ``raw`` with a training's model, data, backend, representation, seed and precision.
 
     Args:
-        raw: the composed values, with unresolved interpolations.
-        given: the command's overrides; the keys and whole groups that they set stay.
-        training: the training that provides all other values of these groups.
+        raw: composed values, with unresolved interpolations.
+        given: the command's overrides; keys and groups that they set keep their values.
+        training: the training of the checkpoint that is measured.
     """
     keys, then = _set_by(given), training.values
     values = _VALUES[1:] if "model" in keys else _VALUES  # a new model sets its own
@@ -135,7 +138,7 @@ def as_trained(raw: Mapping[str, Any], given: Sequence[str], training: Training)
 
 
 def _set_by(given: Sequence[str]) -> set[str]:
-    """The keys and groups that overrides set."""
+    """The keys and groups that the overrides ``given`` set."""
     found: set[str] = set()
     with suppress(HydraException):  # which Hydra has already reported
         for override in OverridesParser.create().parse_overrides(list(given)):
@@ -148,7 +151,7 @@ def _set_by(given: Sequence[str]) -> set[str]:
 def _merged(
     raw: Mapping[str, Any], recorded: Mapping[str, Any], names: Iterable[str], keys: set[str]
 ) -> dict[str, Any]:
-    """Composed values, with recorded ones at the keys and groups ``names``, except at ``keys``."""
+    """Returns ``raw`` with the recorded values of ``names`` and their keys, except of ``keys``."""
     ours, theirs, kept = flatten(raw), flatten(_escaped(recorded)), copy.deepcopy(dict(raw))
     for name in names:
         taken = {k: v for k, v in theirs.items() if is_below(k, (name,)) and not is_below(k, keys)}
@@ -161,7 +164,7 @@ def _merged(
 
 
 def _escaped(value: Any) -> Any:
-    """Escapes interpolations in resolved values, which OmegaConf would resolve."""
+    """Escapes ``${`` in resolved values, so that OmegaConf does not resolve them again."""
     if isinstance(value, Mapping):
         return {key: _escaped(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -183,8 +186,8 @@ class Training:
 
 
 def training_of(source: str) -> Training | None:
-    """The configuration of a checkpoint's training, from its run or else from the file itself;
-    None where neither has it.
+    """Reads the configuration of a checkpoint's training from its run's directory, else from the
+    checkpoint; None if neither contains it.
 
     Args:
         source: a checkpoint or a run directory, as given with ``checkpoint=``.
@@ -215,10 +218,10 @@ def training_of(source: str) -> Training | None:
     for target in _targets(recorded):
         if not is_trusted(target):
             raise ConfigError(
-                f"{file} names {target} to build the model or the data, but only callables of "
-                "sparsepipe and torch are called for a checkpoint",
+                f"{file} names the callable {target}, but without the config.yaml of its run, a "
+                "checkpoint may only name callables of sparsepipe, torch.nn and torch.optim",
                 remedy="evaluate the checkpoint in the directory of its run, whose config.yaml "
-                "may name such code",
+                "may name any callable",
             )
     return Training(file, recorded)
 
@@ -229,10 +232,10 @@ def _has_nodes(values: Mapping[str, Any]) -> bool:
 
 
 def _located(values: dict[str, Any]) -> dict[str, Any]:
-    """Makes relative paths of the data start from the working directory of the training.
+    """Makes relative paths of the data absolute, as seen from the training's working directory.
 
-    Paths that exist from here stay as they are (a project may have been copied), and so do paths
-    that do not exist from there (the run may come from another machine).
+    Paths stay as they are if they exist as seen from the current directory (a project may have
+    been copied), or do not exist as seen from that one (on another machine).
     """
     command = values.get("hydra")
     directory = command.get(DIRECTORY) if isinstance(command, Mapping) else None
@@ -260,18 +263,18 @@ def _targets(node: Any) -> Iterator[str]:
 
 
 def recorded_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that a checkpoint keeps of its run: network, inputs, optimizer and precision."""
+    """The settings of a run that its checkpoints record: network, inputs, optimizer, precision."""
     kept = {key: values[key] for key in (*GROUPS, *_VALUES, "optim") if key in values}
     return {**copy.deepcopy(kept), "trainer": {"precision": values["trainer"]["precision"]}}
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A setting that differs from the training.
+    """A setting whose value differs from that in the training.
 
     Args:
         key: the dotted key.
-        now: its value; None: not set.
+        now: its value in the new run; None: not set.
         then: its value in the training; None: not set.
     """
 
@@ -296,7 +299,7 @@ class Difference:
 
 
 def differences(now: Mapping[str, Any], training: Training) -> list[Difference]:
-    """Settings of network, inputs and precision that differ from those of a training."""
+    """Lists settings of network, inputs and precision in ``now`` that differ from a training."""
     compared = []
     for values in (now, training.values):
         nodes = {group: _complete(values.get(group)) for group in GROUPS}
@@ -314,7 +317,7 @@ def differences(now: Mapping[str, Any], training: Training) -> list[Difference]:
 
 
 def _complete(node: Any) -> dict[str, Any]:
-    """A node with the callable's defaults for arguments that the node leaves out."""
+    """Returns a node with the plain defaults of arguments that it lacks; {} for other values."""
     if not isinstance(node, Mapping) or "_target_" not in node:
         return {}
     try:

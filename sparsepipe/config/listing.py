@@ -1,7 +1,7 @@
-"""Groups and their options: ``sparsepipe --help``, and the task ``list`` with a line for each.
+"""Lists configuration groups and options: ``sparsepipe --help``, and the task ``list``.
 
-An option's line is the first sentence of its file's first comment; a group's line and its default
-stand in the defaults list of ``config.yaml``.
+The line about an option is the first sentence of its file's first comment; the line about a group
+and its default option are in the defaults list of ``config.yaml``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A configuration group: a line about it, and options of which a run has one."""
+    """A configuration group: a line about it, its options, and the name of the default option."""
 
     name: str
     line: str = ""
@@ -90,8 +90,8 @@ def list_options(
     """Formats the groups and their options as a table.
 
     Args:
-        directories: directories of groups, SparsePipe's own first; the first of two options with
-            the same name counts.
+        directories: directories of groups, SparsePipe's own first; if two have options of the
+            same name, the first counts.
         width: width of the text in characters.
         group: the only group in the table; None: all.
     """
@@ -125,7 +125,7 @@ list_options.prints_only = True  # type: ignore[attr-defined]
 
 
 def help_text(directories: Sequence[Traversable]) -> str:
-    """The text of ``sparsepipe --help``; Hydra's own would take seconds to find the groups."""
+    """The text of ``sparsepipe --help``; Hydra would need seconds to find the groups."""
     options: dict[str, list[str]] = {}
     for group in groups_in(directories):
         for option in group.options:
@@ -136,7 +136,7 @@ def help_text(directories: Sequence[Traversable]) -> str:
 
 
 def groups_in(directories: Sequence[Traversable]) -> list[Group]:
-    """Reads the groups of configuration directories, first those of the defaults list, in order."""
+    """Reads the groups in configuration directories; those of the defaults list come first."""
     defaults: dict[str, re.Match[str]] = {}
     options: dict[str, dict[str, Option]] = {}
     for directory in directories:
@@ -175,13 +175,13 @@ def _options(directory: Traversable, *, below: str = "") -> Iterator[Option]:
 
 
 def _sorted(directory: Traversable) -> list[Traversable]:
-    """Entries of a directory by name, without hidden ones and parts of options."""
+    """Entries of a directory, sorted by name, without :data:`PARTS` and hidden or private ones."""
     entries = (each for each in directory.iterdir() if each.name[0] not in "._")
     return sorted((each for each in entries if each.name != PARTS), key=lambda each: each.name)
 
 
 def directories_of(sources: Iterable[ConfigSourceInfo]) -> list[Traversable]:
-    """Directories of Hydra's configuration sources, without its own."""
+    """The directories among Hydra's configuration sources, except those inside Hydra."""
     found: list[Traversable] = []
     for source in sources:
         if source.schema == "file" and Path(source.path).is_dir():

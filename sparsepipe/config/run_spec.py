@@ -31,9 +31,9 @@ _GROUPS = {"optim": Optim, "trainer": TrainerArguments}
 _EMULATION_KEYS = tuple(entry.name for entry in fields(Emulation))
 
 DIRECTORY = "directory"
-"""Key below ``hydra`` of the run's working directory, where its relative paths start."""
+"""Key below ``hydra``: the run's working directory, from which its relative paths start."""
 _UNUSED = "none"
-"""Target of a group that a run does not use."""
+"""``_target_`` of a group that a run does not use."""
 NOT_IDENTITY = (
     "data.cache_dir",
     "data.cache_workers",
@@ -64,8 +64,8 @@ NOT_IDENTITY = (
     "trainer.profiler",
     "trainer.trace",
 )
-"""Keys left out of identities: they do not change what a run computes, or a fingerprint, the number
-of ranks, the plan or the search represents them."""
+"""Keys left out of identities: they do not change what a run computes, or the identity contains a
+fingerprint, the number of ranks, the plan or the search instead."""
 _LEFT_OUT_AT: Mapping[str, Any] = {
     "checkpoint_strict": True,
     "input": None,
@@ -90,7 +90,7 @@ _NAMES_IN_IDENTITY = {
     "sparsepipe.tasks.simulate.Simulate": "sparsepipe.experiment.simulate.simulate",
     "sparsepipe.tasks.train.Train": "sparsepipe.experiment.train.train",
 }
-"""Names of tasks in identities, which stay the same when a task moves within the package."""
+"""Names of tasks in identities, which must stay the same when a task moves to another module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,19 +190,19 @@ class RunSpec(Config):
 
     @property
     def given_profiles(self) -> Mapping[str, str]:
-        """Files of profiles by name of device, as given in ``parallel.search``."""
+        """Path of each device's profile, by the device's name, as given in ``parallel.search``."""
         return (self.parallel.search and self.parallel.search.profiles) or {}
 
     @property
     def emulation(self) -> Emulation | None:
-        """Settings of the emulation; None where the hardware is used as it is."""
+        """Settings of the emulation; None if the hardware is not emulated."""
         given = {k: v for k, v in self.hardware.arguments.items() if k in _EMULATION_KEYS}
         found = Emulation(**given)
         if found.emulate:
             return found
         if other := [key for key in given if key != "emulate"]:
             raise ConfigError(
-                f"hardware.{other[0]} is set, but hardware.emulate is not",
+                f"hardware.{other[0]} is set, but hardware.emulate is not true",
                 remedy=f"set hardware.emulate=true, or leave hardware.{other[0]} out",
             )
         return None
@@ -239,7 +239,7 @@ class RunSpec(Config):
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Reads the plain values of a ``config.yaml``; raises an OSError or ValueError if it cannot."""
+    """Reads the plain values of a ``config.yaml``; raises an OSError or ValueError."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -253,7 +253,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turns nested mappings into one with dotted keys; lists stay values."""
+    """Turns nested mappings into one mapping with dotted keys; lists stay as they are."""
     flat: dict[str, Any] = {}
     for key, item in value.items():
         name = f"{prefix}{key}"
@@ -265,7 +265,7 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Turns a mapping with dotted keys into nested ones: the inverse of :func:`flatten`."""
+    """Turns a mapping with dotted keys into nested mappings: the inverse of :func:`flatten`."""
     found: dict[str, Any] = {}
     for key, value in flat.items():
         *path, last = key.split(".")
@@ -288,7 +288,7 @@ def _adapters(schema: type) -> dict[str, TypeAdapter[Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Turns targets and dataclasses into values that a configuration file can have."""
+    """Turns targets and dataclasses, also nested ones, into plain mappings."""
     if isinstance(value, Target):
         return value.to_dict()
     if is_dataclass(value):

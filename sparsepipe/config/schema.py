@@ -29,7 +29,7 @@ class Node:
     Args:
         given: parameters of the target that SparsePipe passes, so that they are not required.
         own: dataclass of keys that SparsePipe reads itself, besides the target's parameters.
-        elsewhere: parameters of other targets, each with a hint at the option that has it.
+        elsewhere: parameters of other targets, each with a hint about which option to choose.
     """
 
     given: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ LONGEST_S = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Directories."""
+    """Directories of data sets, of caches and of runs."""
 
     __pydantic_config__ = _FIXED
     data: str
@@ -53,18 +53,18 @@ class Paths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChoice:
-    """How a model is split into stages: by a file, by hand, or into equal shares."""
+    """How a model is split into stages: by a plan file, by hand, or into equal shares."""
 
     __pydantic_config__ = _FIXED
     file: str | None = None
-    config: str | int | None = None  # YAML reads the one of a single stage as a number
+    config: str | int | None = None  # YAML reads that of one stage, such as 2, as a number
     cuts: list[int] | None = None
     balance: Literal["flops", "parameters", "layers"] = "flops"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring:
-    """How long a device without a profile is measured; see ``task=profile``."""
+    """Numbers of passes and batches to measure a device without a profile; see ``task=profile``."""
 
     __pydantic_config__ = _FIXED
     num_warmup: Annotated[int, Field(ge=0, le=1_000_000)] = 5
@@ -110,7 +110,7 @@ class Synchronous:
     """A synchronous schedule.
 
     Args:
-        schedule: its name in simulations.
+        schedule: its name, as in :func:`sparsepipe.schedule.synchronous_by_name`.
         microbatches: number of microbatches in a minibatch.
     """
 
@@ -170,7 +170,7 @@ class Parallel:
 
     @property
     def is_data_parallel(self) -> bool:
-        """Whether every device trains the whole model on samples of its own."""
+        """Whether every device trains the whole model on different samples."""
         others = (self.plan, self.grid, self.roles)
         return self.strategy is not None and all(each is None for each in others)
 
@@ -197,7 +197,7 @@ OWN_TRAINER_KEYS = ("checkpoints", "trace")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerArguments:
-    """The arguments of Lightning's Trainer that no other group sets, and keys of our own."""
+    """The arguments of Lightning's Trainer that no other group sets, and two other keys."""
 
     __pydantic_config__ = _FIXED
     max_epochs: int | None
@@ -236,7 +236,7 @@ class TrainerArguments:
     trace: bool = False
 
     def built(self) -> dict[str, Any]:
-        """Lightning's arguments by name; ``profiler`` and ``plugins`` are built from nodes."""
+        """The Trainer's arguments by name; ``profiler`` and ``plugins`` are built if nodes."""
         names = (entry.name for entry in fields(self) if entry.name not in OWN_TRAINER_KEYS)
         found = {name: getattr(self, name) for name in names}
         for name in ("profiler", "plugins"):
@@ -246,17 +246,17 @@ class TrainerArguments:
 
     @property
     def batches_limit(self) -> int | None:
-        """Most minibatches that a reading rank takes in an epoch; None unless set as a count."""
+        """Limit on the minibatches of each rank that reads data; None: a share, or no limit."""
         limit = self.limit_train_batches
         return limit if isinstance(limit, int) and limit > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
-    """Keys of ``hardware`` on its emulation, besides those that build the inventory."""
+    """Keys of ``hardware`` for its emulation; the other keys build the inventory."""
 
     __pydantic_config__ = _FIXED
-    emulate: bool = False  # train on CPUs that take the times of profiles; docs/emulation.md
+    emulate: bool = False  # train on CPUs with the times of profiles; docs/emulation.md
     time_scale: Annotated[float, Field(ge=0.001, le=10_000)] = 1.0  # how many times slower it runs
     network: Literal["auto", "namespaces", "loopback"] = "auto"  # auto: namespaces where allowed
     link_bytes_per_s: Annotated[float, Field(ge=1, le=1e15)] | None = None  # null: the inventory's
@@ -291,7 +291,7 @@ class PaperStudy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """The cell of a table or figure that a run fills; recorded, but not part of its identity."""
+    """The cell of a table or figure that a run fills; recorded, but not part of its run id."""
 
     __pydantic_config__ = _FIXED
     exhibit: str | None = None  # name of a chapter of reports

@@ -1,4 +1,4 @@
-"""Environment variables that tell jobs of their sweep: directory, start, command, hardware."""
+"""Environment variables that pass a sweep's directory, start, command and hardware to its jobs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from sparsepipe.config.target import Target
 from sparsepipe.utils.host import usable_cores
 
 DIRECTORY = "SPARSEPIPE_SWEEP_DIR"
-"""Environment variable: the sweep's directory. The one in a job's configuration differs from it if
-swept keys are part of its name."""
+"""Environment variable: the sweep's directory. A job's configuration has another one if the
+directory's name contains swept keys."""
 COMMAND = "SPARSEPIPE_SWEEP_COMMAND"
 """Environment variable: the sweep's :func:`command_of`, which a job's configuration lacks."""
 BEGAN = "SPARSEPIPE_SWEEP_BEGAN"
 """Environment variable: when the sweep began, in seconds since 1970."""
 _THREADS = "SPARSEPIPE_SWEEP_THREADS"
 """Environment variable: the number of threads that the user has chosen. Our launcher sets it, since
-it sets ``OMP_NUM_THREADS`` itself; other launchers leave the user's."""
+it changes ``OMP_NUM_THREADS``; other launchers leave the user's value there."""
 _HARDWARE = "SPARSEPIPE_HARDWARE"
 """Environment variable: a node of the group ``hardware`` and its inventory, as JSON."""
 _NOT_COMMAND = ("force", "logger", "paths")
@@ -45,7 +45,7 @@ def sweep_directory(config: DictConfig) -> Path:
 
 
 def given_overrides(config: DictConfig) -> list[str]:
-    """The overrides of a sweep's command, with lists of values where it sweeps."""
+    """The overrides of a sweep's command, such as ``seed=0,1``."""
     given = OmegaConf.select(config, "hydra.overrides.task")
     # Unresolved: the jobs refuse values that cannot be resolved.
     texts = OmegaConf.to_container(given, resolve=False) if OmegaConf.is_list(given) else []
@@ -53,19 +53,19 @@ def given_overrides(config: DictConfig) -> list[str]:
 
 
 def command_of(overrides: Sequence[str]) -> str:
-    """A short name of a sweep from its overrides, which stays the same when it is restarted."""
+    """A short name of a sweep: a hash of its overrides, the same if the sweep is restarted."""
     plain = (each.lstrip("+~") for each in overrides)
     kept = sorted(each for each in plain if not each.startswith(_NOT_COMMAND))
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:8]
 
 
 def thread_variables(given: Mapping[str, str], *, otherwise: int | None = None) -> dict[str, str]:
-    """The variable with the number of threads chosen in ``given``, else with ``otherwise``."""
+    """The variable that passes jobs the OMP_NUM_THREADS of ``given``, else ``otherwise``."""
     return {_THREADS: _choice(str(given.get("OMP_NUM_THREADS", otherwise or "")))}
 
 
 def announced_threads() -> str | None:
-    """The number of threads that the user has chosen, as text; None: no choice."""
+    """The number of threads that the user has chosen, as text; None: no choice, or all cores."""
     text = os.environ.get(_THREADS)  # set by a process that may see more cores
     return (_choice(os.environ.get("OMP_NUM_THREADS", "")) if text is None else text) or None
 
@@ -85,7 +85,7 @@ def announce_hardware(message: Mapping[str, Any] | None) -> None:
 
 
 def inventory_seen_by_sweep(target: Target) -> Inventory | None:
-    """The whole machine's inventory that ``target`` builds; None unless the sweep passed it."""
+    """The inventory that ``target`` builds on the whole machine; None unless a sweep passed it."""
     text = os.environ.get(_HARDWARE)
     message = json.loads(text) if text else None
     if not message or message["node"] != target.to_dict():

@@ -31,7 +31,7 @@ class Parameters:
     Args:
         types: type hint by name; ``Any`` for a parameter without a hint.
         required: names without a default.
-        open: whether any further keyword is taken as well.
+        open: whether the callable takes any further keyword arguments (``**kwargs``).
     """
 
     types: Mapping[str, Any]
@@ -77,11 +77,11 @@ class Target:
         return parameters_of(self.path)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An argument, or ``default``."""
+        """The argument ``name``, or ``default`` if the configuration does not give it."""
         return self.arguments.get(name, default)
 
     def replace(self, **arguments: Any) -> Target:
-        """The same callable with these arguments added, or in place of its own."""
+        """Returns a copy in which these arguments are added, or replace those of the same name."""
         return Target(self.path, {**self.arguments, **arguments})
 
     def locate(self) -> Any:
@@ -109,7 +109,7 @@ class Target:
             ) from error
 
     def build_with(self, **offered: Any) -> Any:
-        """Like :meth:`build`, with offered arguments that the callable takes and that are unset."""
+        """Like :meth:`build`; also passes ``offered`` arguments that are accepted but not set."""
         target = self.parameters
         taken = {key: value for key, value in offered.items() if target.open or key in target.types}
         return self.build(**{k: v for k, v in taken.items() if k not in self.arguments})
@@ -145,10 +145,10 @@ def parameters_of(path: str) -> Parameters:
 
 
 def names_in_source(path: str) -> set[str] | None:
-    """Names of a callable's parameters, read from its source; None where that does not show them.
+    """Names of a callable's parameters, read from its source; None if it does not show them.
 
-    Importing torch and Lightning takes seconds, which a misspelt key need not wait for. Values of
-    known names are checked once the callable is imported.
+    So a misspelt key is reported without importing torch and Lightning, which takes seconds.
+    Values are checked once the callable is imported.
     """
     module, _, name = path.rpartition(".")
     names: set[str] = set()
@@ -181,8 +181,8 @@ def names_in_source(path: str) -> set[str] | None:
 
 @functools.lru_cache(maxsize=256)
 def _definition(module: str, name: str) -> tuple[str, ast.stmt | None]:
-    """The file of a module, found without importing it, and the last statement in it (also within
-    ``if``) that binds ``name``; None without one.
+    """Finds the file of a module without importing it, and the last statement in the file (also
+    within ``if``) that binds ``name``; None if no statement does.
     """
     path, file = None, ""
     for part in module.split("."):

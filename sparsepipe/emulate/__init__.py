@@ -2,12 +2,7 @@
 
 from sparsepipe.emulate.hosts import clear, emulated_hosts
 from sparsepipe.emulate.machine import NotPermitted
-from sparsepipe.emulate.ranks import (
-    announce_hosts,
-    emulated_layout,
-    enter_host,
-    set_limits,
-)
+from sparsepipe.emulate.ranks import announce_hosts, emulated_layout, enter_host, set_limits
 
 __all__ = [
     "NotPermitted",

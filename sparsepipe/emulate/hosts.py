@@ -1,7 +1,7 @@
-"""Makes the hosts of an emulated cluster, and removes them however the block ends.
+"""Makes the hosts of an emulated cluster, and removes them after use.
 
-The next process that emulates, with or without hosts of its own, removes what a killed one has
-left: the names of namespaces contain their owners.
+The next process that emulates a cluster, with or without hosts, removes what a killed process has
+left behind: the names of namespaces contain the id of the process that made them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,7 @@ from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.emulate import machine
-from sparsepipe.emulate.layout import (
-    Layout,
-    free_block,
-    lay_out,
-    leftovers,
-    making,
-    owners,
-)
+from sparsepipe.emulate.layout import Layout, free_block, lay_out, leftovers, making, owners
 from sparsepipe.errors import HardwareError
 from sparsepipe.utils.files import LockHeldError, file_lock
 
@@ -37,7 +30,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator[Layout]:
-    """Emulates the inventory's hosts as network namespaces of this machine while the block runs.
+    """Emulates hosts as network namespaces of this machine within a block, and yields their layout.
 
     First removes the namespaces and processes that killed emulations left behind.
 
@@ -47,7 +40,7 @@ def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator
     """
     owner = machine.owner_of(os.getpid())
     assert owner is not None, "this process lives"
-    lay_out(inventory, owner=owner, block=0, time_scale=time_scale)  # refuses it early
+    lay_out(inventory, owner=owner, block=0, time_scale=time_scale)  # refuses inventories early
     layout: Layout | None = None
     try:
         with _administering():
@@ -66,7 +59,7 @@ def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator
 
 
 def clear() -> None:
-    """Removes leftovers of killed emulations; logs a warning if this process may not."""
+    """Removes what killed emulations have left; logs a warning if this is not permitted."""
     namespaces, cables = _left_over()
     try:
         if namespaces or cables:
@@ -77,7 +70,7 @@ def clear() -> None:
 
 
 def remove_leftovers() -> None:
-    """Removes the leftovers of clusters whose process ended without removing them."""
+    """Removes namespaces and interfaces of clusters whose process has ended."""
     namespaces, cables = _left_over()
     if namespaces or cables:
         names = ", ".join((*namespaces, *cables))
@@ -92,7 +85,7 @@ def _left_over() -> tuple[list[str], list[str]]:
 
 
 def remove(namespaces: Sequence[str], cables: Sequence[str]) -> None:
-    """Ends the processes of namespaces, removes these and cables, and warns of what remains."""
+    """Ends the processes in ``namespaces``, removes these and ``cables``, and warns of failures."""
     there = [name for name in namespaces if name in machine.namespaces()]
     for pid in machine.end_processes(there):
         log.warning("process %d of an emulated cluster does not end", pid)
@@ -121,7 +114,7 @@ def _warn_of(names: Sequence[str], why: str) -> None:
 
 @contextmanager
 def _administering() -> Iterator[None]:
-    """Holds the lock on this machine's emulated clusters, and signals that would end the block."""
+    """Locks this machine's emulated clusters and delays signals that would end the block."""
     if not machine.may_administer():
         raise machine.NotPermitted(
             "this process may not make network namespaces",
@@ -133,9 +126,9 @@ def _administering() -> Iterator[None]:
             held.enter_context(file_lock(_LOCK, wait_s=_LOCK_LIMIT_S))
         except LockHeldError:
             raise HardwareError(
-                f"another process has been making an emulated cluster for {_LOCK_LIMIT_S:g} s",
-                remedy=f"see which process holds {_LOCK} (`fuser {_LOCK}`); if it hangs, end "
-                "it, then run the command again",
+                f"another emulation has held the lock {_LOCK} for {_LOCK_LIMIT_S:g} s",
+                remedy=f"find its process with `fuser {_LOCK}`; if it hangs, end it, then run the "
+                "command again",
             ) from None
         except OSError as error:
             raise machine.refusal(("open", str(_LOCK)), error.strerror or "") from error
@@ -147,7 +140,7 @@ def _administering() -> Iterator[None]:
 def signals_held() -> Iterator[None]:
     """Delays signals that would end this process until the block ends, then raises the first one.
 
-    Others are dropped, since a handler takes a second signal as a request to end at once.
+    Drops the others, since a second signal would make a handler end the process at once.
     """
     came: list[int] = []
     # They are blocked as well for commands started in the block, which also get a terminal's

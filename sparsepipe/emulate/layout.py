@@ -28,9 +28,9 @@ DATA, CONTROL = "data", "control"
 """Interfaces of a host."""
 _BRIDGE = "switch"
 _MTU_BYTES = 9000
-"""MTU of the emulated network: packets have 8,948 bytes of payload and 66 of headers (0.7 %)."""
+"""MTU of the emulated network: packets have 8,948 bytes of payload and 66 bytes of headers."""
 _BURST_BYTES = 2**16
-"""Size of TCP segments that the kernel passes on as one; a smaller bucket would split them."""
+"""Size of the largest TCP segment that the kernel sends; a smaller bucket would split it."""
 _BURST_S = 0.004
 """Delay of the kernel's timer: the bytes that fall due meanwhile must also fit the bucket."""
 _LONGEST_BURST_S = 0.1
@@ -40,7 +40,7 @@ _MOST_HOSTS = 63
 BLOCKS = 512
 """Number of emulated clusters that one machine can have at a time."""
 _CONTROL_NET = IPv4Address("198.18.0.0")
-"""Reserved for benchmarks of networks (RFC 2544), so that no machine has its addresses."""
+"""Reserved for benchmarks of networks (RFC 2544), so no real machine has its addresses."""
 _DATA_NET = IPv4Address("10.77.0.0")  # seen by the hosts only
 _NAMESPACE = re.compile(r"sparsepipe-(\d+)-(\d+)-(\d+)-(?:\d+|switch)")
 _CABLE = re.compile(r"spe(\d+)c\d+")
@@ -48,7 +48,7 @@ _CABLE = re.compile(r"spe(\d+)c\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A process by id and start time in kernel ticks, since its id may be reused."""
+    """A process: its id and, since ids are reused, its start time in clock ticks since boot."""
 
     pid: int
     started: int
@@ -64,8 +64,8 @@ class Station:
         port: its interface at the bridge.
         cable: the interface of this machine that leads to it.
         address: its address in the cluster.
-        control: its address on the way to ``launcher``.
-        launcher: address of the launching process, the same for all stations.
+        control: its address for connections to the launching process.
+        launcher: address of the launching process, the same for all hosts.
     """
 
     host: str
@@ -79,7 +79,7 @@ class Station:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The hosts of an emulated cluster, the namespace of its switch, and the limit of its links."""
+    """The hosts of an emulated cluster, its switch's namespace, and the limits of its links."""
 
     stations: tuple[Station, ...]
     switch: str
@@ -92,7 +92,8 @@ class Layout:
 
 
 def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float) -> Layout:
-    """Lays out the emulated cluster number ``block`` of this machine for an inventory.
+    """Names and addresses of an inventory's hosts in the emulated cluster number ``block`` (from 0)
+    of this machine, and limits of their links, which are ``time_scale`` times slower.
 
     Raises:
         HardwareError: the link is unknown or too slow to be emulated, or there are too many hosts.
@@ -113,11 +114,11 @@ def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float
     if burst_bytes > _LONGEST_BURST_S * rate:
         least = _BURST_BYTES / (_LONGEST_BURST_S - _BURST_S)
         raise HardwareError(
-            f"a link of {inventory.link.bytes_per_s:.4g} bytes/s, slowed to {rate:.4g} by "
-            f"hardware.time_scale, is slower than can be emulated: the {burst_bytes} bytes that "
-            f"pass at once would take it more than {_LONGEST_BURST_S:g} s",
-            remedy=f"set a smaller hardware.time_scale, which leaves at least {least:.3g} bytes/s, "
-            "or hardware.network=loopback, which limits no link",
+            f"a link of {inventory.link.bytes_per_s:.4g} bytes/s at hardware.time_scale="
+            f"{time_scale:g} is too slow to be emulated: {burst_bytes} bytes pass at once, which "
+            f"it would send in more than {_LONGEST_BURST_S:g} s",
+            remedy="reduce hardware.time_scale until bytes/s divided by it are at least "
+            f"{least:.3g}, or set hardware.network=loopback, which limits no link",
         )
     base = _CONTROL_NET + 256 * block
     tag = f"sparsepipe-{owner.pid}-{owner.started}-{block}"
@@ -138,7 +139,7 @@ def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float
 
 
 def making(layout: Layout) -> list[Command]:
-    """Commands that make the cluster, in order; each of them can be undone."""
+    """Commands that make the cluster, in order."""
     found: list[Command] = [
         ("ip", "netns", "add", layout.switch),
         ("ip", "-n", layout.switch, "link", "add", "name", _BRIDGE, "type", "bridge"),
@@ -189,7 +190,7 @@ def _buckets(station: Station, layout: Layout) -> list[Command]:
 
 
 def owners(namespaces: Iterable[str]) -> dict[str, Owner]:
-    """The process that made each namespace of an emulated cluster, by namespace."""
+    """The process that made each namespace, by namespace; without those of other programs."""
     found = {name: _NAMESPACE.fullmatch(name) for name in namespaces}
     return {n: Owner(pid=int(m[1]), started=int(m[2])) for n, m in found.items() if m is not None}
 
@@ -197,7 +198,7 @@ def owners(namespaces: Iterable[str]) -> dict[str, Owner]:
 def leftovers(
     namespaces: Iterable[str], interfaces: Iterable[str], *, living: Collection[Owner]
 ) -> tuple[list[str], list[str]]:
-    """Namespaces and cables of emulated clusters whose processes are not ``living``."""
+    """Namespaces and cables of emulated clusters whose owners are not among the ``living``."""
     pids = {owner.pid for owner in living}
     dead = [name for name, owner in owners(namespaces).items() if owner not in living]
     cables = {name: _CABLE.fullmatch(name) for name in interfaces}
@@ -218,7 +219,7 @@ def free_block(namespaces: Iterable[str]) -> int:
 
 
 def on_processors(inventory: Inventory, *, link_bytes_per_s: float | None = None) -> Inventory:
-    """The inventory with CPUs as devices, and without slowdowns: profiles have their speeds."""
+    """The inventory with CPUs in place of its devices: profiles provide the devices' speeds."""
     joined = joined_by(inventory, link_bytes_per_s)
     hosts = []
     for host in joined.hosts:

@@ -32,7 +32,7 @@ class NotPermitted(HardwareError):
 
 
 def may_administer() -> bool:
-    """Whether this process may make namespaces and interfaces, as root may."""
+    """Whether this process has the capabilities to make namespaces and interfaces."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:
@@ -46,7 +46,7 @@ def do(command: Command) -> None:
 
     Raises:
         NotPermitted: this process may not run the command.
-        HardwareError: the command is missing, fails or does not end.
+        HardwareError: the command is not installed, fails or does not end.
     """
     program = shutil.which(command[0], path=os.environ.get("PATH", "") + _PLACES)
     if program is None:
@@ -68,7 +68,7 @@ def do(command: Command) -> None:
 
 
 def refusal(command: Command, output: str) -> HardwareError:
-    """The error of a failed command, from its output."""
+    """The error for a failed command with this output."""
     text = f"`{' '.join(command)}` failed: {' '.join(output.split()) or 'no message'}"
     low = output.lower()
     if any(words in low for words in _REFUSALS):
@@ -93,7 +93,7 @@ def interfaces() -> list[str]:
 
 
 def owner_of(pid: int) -> Owner | None:
-    """Finds a living process and its start time; None: it has ended or is a zombie."""
+    """The process with this id and its start time; None if it has ended or is a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -116,7 +116,7 @@ def living_in(namespace: str) -> list[int]:
 
 
 def end_processes(of: Collection[str]) -> list[int]:
-    """Kills all processes in namespaces but this one; returns the ids of those that remain."""
+    """Kills all processes in the namespaces ``of`` except this one; returns ids that remain."""
     handles: dict[int, int] = {}
     try:
         for namespace in of:
@@ -124,7 +124,7 @@ def end_processes(of: Collection[str]) -> list[int]:
                 if pid != os.getpid() and pid not in handles:
                     with suppress(ProcessLookupError):
                         handles[pid] = os.pidfd_open(pid)
-        # Looked up again now that handles exist: before, an id may have passed to another process.
+        # Looked up again now that handles exist: an id may have been reused before.
         there = {pid for namespace in of for pid in living_in(namespace)}
         for pid in handles.keys() & there:
             with suppress(ProcessLookupError):

@@ -15,12 +15,12 @@ from sparsepipe.errors import HardwareError
 from sparsepipe.runtime.launch import environment_variables
 
 _VARIABLE = "SPARSEPIPE_EMULATED_CLUSTER"
-"""Environment variable: the layout, and the host of each rank."""
+"""Environment variable: the layout and the name of each rank's host, as JSON."""
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 
 def announce_hosts(layout: Layout, hosts: Sequence[str]) -> AbstractContextManager[None]:
-    """Passes the cluster and the host of each rank to the block's ranks, for :func:`enter_host`."""
+    """Passes the layout and each rank's host to ranks of the block, for :func:`enter_host`."""
     text = json.dumps({"layout": asdict(layout), "hosts": list(hosts)})
     # Torch would warn on each rank that the launcher's address has no name.
     quiet = {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
@@ -28,7 +28,7 @@ def announce_hosts(layout: Layout, hosts: Sequence[str]) -> AbstractContextManag
 
 
 def emulated_layout() -> Layout | None:
-    """The emulated cluster of this rank; None if it has no network of its own."""
+    """The emulated cluster of this rank; None if its network is not emulated."""
     text = os.environ.get(_VARIABLE)
     if text is None:
         return None
@@ -40,9 +40,9 @@ def emulated_layout() -> Layout | None:
 def enter_host() -> None:
     """Moves the calling thread, and those that it starts from now on, to its rank's host.
 
-    To be called before any connection is made. Gloo then uses the limited interface, and the other
-    one leads to the store at which ranks meet. Does nothing if the cluster has no network of its
-    own.
+    Must be called before any connection is made. Gloo then uses the limited interface, and the
+    key-value store that ranks join is reached through the other one. Does nothing if the network
+    is not emulated.
     """
     layout = emulated_layout()
     if layout is None:
@@ -66,13 +66,13 @@ def _enter(namespace: str) -> None:
     if number:
         raise HardwareError(
             f"this rank cannot enter its emulated host {namespace}: {os.strerror(number)}",
-            remedy="run the command again, and do not remove namespaces of running processes "
-            "(`ip netns`)",
+            remedy="run the command again as root or with CAP_SYS_ADMIN, and leave its "
+            "namespaces (`ip netns`) as they are while it runs",
         )
 
 
 def set_limits(*, lifted: bool = False) -> None:
-    """Limits the links for a training, or lifts the limits; one rank calls it for all."""
+    """Limits the emulated links, if any, or lifts their limits; one rank does so for all."""
     if (layout := emulated_layout()) is not None:
         for command in limiting(layout, lifted=lifted):
             machine.do(command)

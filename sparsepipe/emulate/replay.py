@@ -2,8 +2,8 @@
 
 Activations and gradients have their real sizes, so that sending and averaging them takes the real
 time; they are zeros that share one memory, so that making them takes no CPU time. n: floats of an
-activation, p: floats of a layer's parameters, r: rows of a minibatch that is cut into microbatches,
-or of one of these, c: floats of a row.
+activation, p: floats of a layer's parameters, r: rows of a microbatch, or of a minibatch that is
+cut into microbatches, c: floats of a row.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _MOST_CREDIT_S = 0.1
 class ReplayPace:
     """Pauses in place of computing: each may be inexact, but their sum is right.
 
-    A pause ends late where many processes share few cores; the next ones are shorter by that.
-    So no pause needs to poll the clock, which would take cores from other ranks. Each pause is
-    ``time_scale`` times as long.
+    If a pause ends late, since many processes share few cores, the next pauses are shorter. So
+    none needs to poll the clock, which would take cores from other ranks. All pauses are
+    ``time_scale`` times as long as requested.
     """
 
     time_scale: float = 1.0
@@ -41,9 +41,9 @@ class ReplayPace:
     _owed_s: float = 0.0
 
     def take(self, seconds: float, *, since_s: float | None = None) -> None:
-        """Pauses for ``seconds`` times the scale, less the time worked since ``since_s``.
+        """Pauses for ``seconds`` times ``time_scale``, less the time since ``since_s``.
 
-        ``since_s`` is a time of the clock; None: no work is subtracted.
+        ``since_s`` is a time of ``clock``; None: nothing is subtracted.
         """
         worked_s = 0.0 if since_s is None else self.clock() - since_s
         self._owed_s += max(0.0, self.time_scale * seconds - worked_s)
@@ -74,9 +74,9 @@ ZEROS = Zeros()
 
 
 def shape_of(size_bytes: float, rows: int | None, *, of_rows: int | None = None) -> tuple[int, ...]:
-    """The shape of float32 values of a minibatch of ``size_bytes``: (n,), or (r, c) if it is cut
-    into microbatches. ``rows`` is r of the minibatch, None if it is not cut; ``of_rows`` is r of a
-    microbatch. n and c are at least 1: a gradient needs one number.
+    """The shape of a float32 tensor: (n,) for a minibatch of ``size_bytes``, or (r, c) if this is
+    cut into microbatches. ``rows``: rows of the minibatch, None if it is not cut; ``of_rows``: r of
+    a microbatch, None: all rows. n and c are at least 1, since a gradient needs one number.
     """
     floats = max(1, math.ceil(size_bytes / (rows or 1) / 4))
     if rows is None:
@@ -85,11 +85,11 @@ def shape_of(size_bytes: float, rows: int | None, *, of_rows: int | None = None)
 
 
 class ReplayLayer(nn.Module):
-    """A layer that takes its time in the profile of this rank's device.
+    """A layer that computes nothing but takes the times in ``profile``, on this rank's device.
 
     Its backward pass takes time only if autograd runs it, so not in a network's first layers if
-    they have no parameters. A part of a minibatch of ``rows`` rows takes its share of the time and
-    the bytes; without ``rows``, minibatches come as a whole.
+    they have no parameters. If ``rows`` is the number of rows of a minibatch, a microbatch takes
+    its share of the time and the bytes; if it is None, minibatches are not cut.
     """
 
     weight_p: nn.Parameter | None

@@ -1,4 +1,4 @@
-"""Training on an emulated rank: replay layers on minibatches of zeros, and the rates measured."""
+"""Training on an emulated rank: replay layers, minibatches of zeros, and measured rates."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class ReplayModule(pl.LightningModule):
     Args:
         profile: the network's profile on this rank's device.
         pace: pauses in place of computing.
-        momentum: momentum of SGD, for modes that predict weights with it; computing such updates
-            is part of the time that they take.
+        momentum: momentum of SGD, for modes that predict weights with it; the time to
+            compute such updates is part of ``update_s``.
         updates: whether updates take the profile's ``update_s``, if it has one.
-        rows: rows of a minibatch that is cut into microbatches (:class:`ReplayLayer`).
+        rows: rows of a minibatch that is cut into microbatches; None: it is not cut.
 
     Raises:
         ProfileError: no layer has parameters.
@@ -101,7 +101,7 @@ class UnmovedSGD(torch.optim.SGD):
 
 
 class ReplayData(pl.LightningDataModule):
-    """A data module of ``minibatches`` minibatches of zeros for each rank that reads."""
+    """Yields ``minibatches`` minibatches of zeros, in the size of the profile's input."""
 
     def __init__(self, profile: Profile, *, minibatches: int, rows: int | None = None) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class ReplayData(pl.LightningDataModule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Rates of an epoch, in the time of the emulated cluster.
+    """Rates of an emulated epoch, as on the cluster: the time scale is divided out.
 
     Args:
         steady_per_s: minibatches a second in the second half of the epoch, before it drains.
@@ -135,8 +135,9 @@ class Rates:
 def rates(
     ends_s: Sequence[float], *, begin_s: float, per_step: int, time_scale: float, ahead: int
 ) -> Rates:
-    """Computes the rates of an epoch that began at ``begin_s``. Its steps, of ``per_step``
-    minibatches, ended at ``ends_s``; all took ``time_scale`` times as long as in the cluster.
+    """Computes the rates of an epoch that began at ``begin_s`` and whose steps, of ``per_step``
+    minibatches, ended at ``ends_s``: seconds, ``time_scale`` times those of the cluster. ``ahead``:
+    steps whose forwards run before the first backward, as for :func:`steady_rounds`.
     """
     steps = len(ends_s)
     first, last = steady_part(steps, ahead=ahead)
@@ -152,14 +153,14 @@ def rates(
 
 
 def steady_part(steps: int, *, ahead: int) -> tuple[int, int]:
-    """The two steps between whose ends an epoch is steady (:func:`steady_rounds`)."""
+    """Indices of the steps between whose ends an epoch is steady, by :func:`steady_rounds`."""
     found = steady_rounds(steps, ahead=ahead)
     if found is None:
         least = max(5, ahead + 4)
         raise ConfigError(
-            f"an emulated epoch of {steps} steps has no steady part: a pipeline fills in the "
-            f"first {ahead + 1} of them and drains in the last",
+            f"an emulated epoch with steps={steps} is too short: a pipeline fills until step "
+            f"{ahead + 1} and drains in the last one; only the second half is measured",
             remedy=f"set trainer.limit_train_batches to {least} or more, better to {4 * least}, or "
-            "task.minibatches to as many for each rank that reads",
+            "task.minibatches to as many for each rank that reads data",
         )
     return found

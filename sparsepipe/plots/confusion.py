@@ -16,7 +16,7 @@ _DARK_CELL = 0.55
 
 
 def confusion_rows(counts_KK: ArrayLike, classes: Sequence[str]) -> list[dict[str, str | int]]:
-    """The counts as rows with the true class, the predicted class and the number of shapes."""
+    """Rows with true class, predicted class and their number, ``counts_KK[true][predicted]``."""
     counts = np.asarray(counts_KK, np.int64)
     return [
         {"actual": actual, "predicted": predicted, "shapes": int(counts[i, j])}
@@ -84,7 +84,7 @@ def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
 
 
 def per_class_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
-    """Draws the accuracy of each class as a bar, best first. See :func:`confusion_figure`."""
+    """Draws each class's accuracy as a bar, best first; arguments as :func:`confusion_figure`."""
     counts, classes = np.asarray(counts_KK, np.int64), list(map(style.drawable, classes))
     shown = [k for k in range(len(classes)) if counts[k].sum()]
     accuracy = {k: 100 * counts[k, k] / counts[k].sum() for k in shown}

@@ -1,4 +1,4 @@
-"""Learning curves of one run, and of several ways to train in comparison."""
+"""Learning curves of one run, and of several training methods in comparison."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _MAX_MARKED_EPOCHS = 30
 
 
 Runs = Sequence[str | os.PathLike[str] | Sequence[Row]]
-"""For each run, a metrics CSV or its rows as mappings. See :mod:`sparsepipe.runs.metrics`."""
+"""For each run, the path of its metrics CSV, or the rows (:mod:`sparsepipe.runs.metrics`)."""
 
 
 def learning_curves_figure(
     metrics: str | os.PathLike[str] | Sequence[Row], *, tested: str = "last"
 ) -> Figure:
-    """Draws loss and accuracy of training and validation over epochs, and those of the test.
+    """Draws loss and accuracy of training and validation over epochs, and of the test as lines.
 
     Args:
-        metrics: a metrics CSV or its rows, with any of the columns
-            ``{train,val,test}/{loss,accuracy}``; accuracies are shares of 1.
-        tested: the weights that were tested, ``best`` or ``last``.
+        metrics: path of a metrics CSV or its rows, with any of the columns
+            ``{train,val,test}/{loss,accuracy}``; accuracies are from 0 to 1.
+        tested: the weights that were tested, ``best`` or ``last``, for the legend.
 
     Raises:
         DataError: the file is missing, or no loss or accuracy was logged.
@@ -113,18 +113,18 @@ _PANELS = (
 TIME = "time/epoch_s"
 """The metric with the seconds of an epoch; only rows of trained epochs have it."""
 _UNITS = (("hours", 1 / 60, 120.0), ("minutes", 1.0, 2.0), ("seconds", 60.0, 0.0))
-"""Units of the time axis: name, number in a minute, and fewest minutes for which each is used."""
+"""Units of the time axis: name, number in a minute, and shortest time in minutes to use it for."""
 _MARKS = 10
 """Most markers on a curve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One metric of the runs of one way to train, at the epochs that all runs have.
+    """One metric of the runs of one training method, at the epochs that all runs have.
 
     Attributes:
         epochs: numbers of the epochs, from 1.
-        minutes: mean training time until the end of each epoch.
+        minutes: training time until the end of each epoch, the mean over the runs.
         mean: mean value of the runs at each epoch.
         least: smallest value of the runs at each epoch.
         largest: largest value of the runs at each epoch.
@@ -138,7 +138,7 @@ class Curve:
 
 
 def curve(runs: Sequence[Sequence[Row]], name: str) -> Curve:
-    """The metric ``name`` over the runs of one way to train.
+    """The metric ``name`` over the runs of one training method.
 
     ``runs`` has the rows of each run's metrics, with a column ``time/epoch_s``.
     """
@@ -158,11 +158,11 @@ def curve(runs: Sequence[Sequence[Row]], name: str) -> Curve:
 
 
 def comparison_figure(ways: Mapping[str, Runs]) -> Figure:
-    """Draws training loss and validation accuracy of at most seven ways to train.
+    """Draws training loss and validation accuracy of at most seven training methods.
 
-    Lines are means over the runs of a way, and bands reach from the smallest to the largest value.
-    Panels on the left are over epochs, those on the right over training time without validation,
-    each epoch at the mean time of the runs.
+    ``ways`` has the runs of each method by its label. Lines are means over the runs, bands reach
+    from the smallest to the largest value. Panels on the left are over epochs, those on the right
+    over mean training time, which excludes validation.
 
     Raises:
         DataError: a file cannot be read, or no run has these metrics.
@@ -241,7 +241,7 @@ def _by_epoch(rows: Sequence[Row], name: str) -> dict[int, float]:
 
 
 def _minutes(rows: Sequence[Row]) -> dict[int, float]:
-    """Training time in minutes until the end of each epoch, up to one whose time is unknown."""
+    """Training time in minutes until the end of each epoch before the first without a time."""
     seconds = _by_epoch(rows, TIME)
     known = [epoch for epoch in sorted(seconds) if all(e in seconds for e in range(epoch))]
     ends = accumulate(seconds[epoch] for epoch in known)

@@ -22,7 +22,7 @@ _MAX_POINTS = 3000
 _PANEL_IN = (1.9, 2.15)
 _NAME_IN = 0.15
 _NAME_LETTERS = 26
-"""Most letters of a file name above a shape; longer names are cut in the middle."""
+"""Most characters of a file name above a shape; longer names are cut in the middle."""
 _CELL_IN = 0.8  # side of a reconstruction
 _AZIMUTH_DEG, _ELEVATION_DEG = -55.0, 22.0
 _RIGHT = LinearSegmentedColormap.from_list("right", ["#A9D3EE", style.BLUE, "#00304D"])
@@ -50,10 +50,10 @@ def gallery_figure(
 
     Args:
         clouds: point coordinates [N, 3] of each shape, for any N and in any unit.
-        true: index into ``classes`` of each shape's label; None: there are no labels.
+        true: index into ``classes`` of each shape's label; None: the labels are unknown.
         predicted: index into ``classes`` of each shape's prediction.
         classes: class names.
-        probabilities: the probability that the network gave to each prediction.
+        probabilities: the probability, from 0 to 1, that the network gave to each prediction.
         files: the path or name of each shape's file; folders are shown only where names are equal.
         columns: number of shapes in a row.
     """
@@ -101,7 +101,7 @@ def _heading(true: Sequence[int] | None, predicted: Sequence[int], shares: str) 
 
 
 def _ends(files: Sequence[str]) -> list[str]:
-    """The shortest end of each path that no other path has."""
+    """The shortest end of each path that distinguishes it from the other paths."""
     ends = {
         file: ["/".join(parts[-n:]) for n in range(1, len(parts))]
         for file in files
@@ -123,8 +123,8 @@ def view(points_N3: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[n
     """Projects points onto the picture plane.
 
     Returns:
-        Positions [N, 2], right and up, in the points' own unit, and depths [N] that
-        grow away from the viewer. Vertical lines stay vertical.
+        Positions [N, 2], right and up, and depths [N], which grow away from the viewer, in
+        the unit of the points. Vertical lines stay vertical.
     """
     azimuth, elevation = math.radians(_AZIMUTH_DEG), math.radians(_ELEVATION_DEG)
     towards_viewer = np.array(

@@ -1,4 +1,4 @@
-"""Timelines of a run's pipeline: as its schedule expects, and as measured."""
+"""Timelines of a run's pipeline: as expected by its schedule, and as measured."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def draw_schedule(
 ) -> None:
     """Draws ``timeline.png``: a pipeline's first minibatches on 2 to 16 ranks, as expected.
 
-    Ranks take the times that the plan's search expected of their devices. Without a search, stages
-    take equally long at full speed, and the backward twice as long as the forward. Messages take no
-    time.
+    Ranks take the times that the plan's search expected of their devices. Without a search, all
+    stages take the same time at full speed, and the backward takes twice as long as the forward.
+    Messages take no time. Draws nothing if the run has no plan, or another number of ranks.
 
     Args:
         directory: the run's directory, with its plan.
         synchronous: settings of its schedule; None: the asynchronous schedule.
-        slowdowns: factors by which devices are made slower, by their names in plan files.
+        slowdowns: factor by which each device is made slower, by its name in plan files.
     """
     if not directory.plan.exists():
         return
@@ -75,8 +75,8 @@ def draw_schedule(
 def draw_measured(
     directory: RunDir, spans: Sequence[Span], synchronous: Synchronous | None = None
 ) -> None:
-    """Draws ``timeline_measured.png``: what ranks did, and below it the same minibatches with the
-    times that a search expected, if any.
+    """Draws ``timeline_measured.png``: what ranks did and, if a search expected times, the same
+    minibatches with these times below.
 
     ``spans`` are in seconds from 0.
     """
@@ -101,7 +101,7 @@ def draw_measured(
 
 
 def rank_name(plan: Plan, rank: int) -> str:
-    """A rank's stage, replica and device; only the device's model if no other rank has the same."""
+    """A rank's stage, replica and device; if no other rank has its model, only the model."""
     devices = [device for stage in plan.stages for device in stage.devices]
     models = list(map(device_name, devices))
     alone = models.count(models[rank]) == 1
@@ -129,7 +129,7 @@ def _first_spans(
 def _expected_spans(
     workload: Workload, synchronous: Synchronous | None, *, first: int, count: int
 ) -> list[Span]:
-    """Spans of ``count`` minibatches of a full pipeline, numbered from ``first``, in s from 0."""
+    """Spans, in seconds from 0, of ``count`` minibatches of a full pipeline, from ``first`` on."""
     plan = workload.plan
     before = 0 if synchronous else math.lcm(*plan.replicas_of_stages) * plan.num_ranks
     end = before + count
@@ -153,7 +153,7 @@ def _expected_spans(
 
 
 def _stages_alike(plan: Plan, slowdowns: Mapping[str, float]) -> Workload:
-    """A workload of stages that differ only by ``slowdowns``; a grid counts as its first rank."""
+    """A workload of stages that differ only by ``slowdowns``; a grid counts as one rank."""
     devices = [device for stage in plan.stages for device in stage.devices]
     stages = []
     for number, stage in enumerate(plan.stages):

@@ -15,7 +15,7 @@ from sparsepipe.plots import style
 class LayerShares:
     """Costs of each layer of a network on one device.
 
-    ``compute_s`` is forward and backward, ``activation_bytes`` the size of the output.
+    ``compute_s``: forward and backward pass; ``activation_bytes``: size of the output.
     """
 
     compute_s: Sequence[float]
@@ -35,7 +35,7 @@ _LABEL_SHARE = 0.06
 
 
 def share_rows(devices: Mapping[str, LayerShares]) -> list[dict[str, float]]:
-    """Accumulated shares in [0, 1] of each device, a row for each layer."""
+    """A row for each layer, with the accumulated shares from 0 to 1 of each device's costs."""
     columns = {
         f"{device}: {label}": _accumulated(getattr(costs, name))
         for device, costs in devices.items()
@@ -96,7 +96,7 @@ def _accumulated(values: Sequence[float]) -> list[float]:
 
 
 def _label_rows(cuts: Sequence[int], layers: int) -> list[tuple[int, int]]:
-    """Each cut with the row above the axes in which its label does not overlap another."""
+    """Each cut with a row above the axes, from 0, in which its label overlaps no other label."""
     ends: list[float] = []  # end of the last label in each row
     placed = []
     for cut in sorted(cuts):

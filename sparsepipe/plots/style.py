@@ -1,8 +1,8 @@
 """The look that all figures share.
 
 Figures are drawn by Agg directly, without pyplot's registry and ``rcParams``, so that any thread or
-process may draw. Colours are those of Okabe and Ito (2008), which stay apart for the common kinds
-of colour blindness and in grey.
+process may draw. Colours are those of Okabe and Ito (2008), which differ enough for people with
+common kinds of colour blindness, and in grey.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def tidy(axes: Axes) -> None:
 
 
 def from_zero(axes: Axes, axis: Literal["x", "y"]) -> None:
-    """Makes an axis begin at 0 if only its margin, and no value, lies below."""
+    """Makes an axis begin at 0 if its margin, but no value, lies below 0."""
     low, _ = axes.get_xlim() if axis == "x" else axes.get_ylim()
     least = axes.dataLim.xmin if axis == "x" else axes.dataLim.ymin
     if low < 0 <= least:
@@ -89,7 +89,7 @@ def _take_literally(figure: Figure) -> None:
 def save_png(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Draws ``figure`` and writes it to ``path`` as PNG, atomically.
 
-    The file contains no date and no program version, so that equal figures are equal bytes.
+    The file contains no date and no program version, so equal figures give identical files.
 
     Raises:
         DataError: the file cannot be written.

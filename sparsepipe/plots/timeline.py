@@ -67,15 +67,15 @@ def lanes(
     names: Sequence[str] | None = None,
     least: float = 0.0,
 ) -> list[Lane]:
-    """The lanes of each rank: one for its actions, then as many for its messages and its sums, if
-    any, as keep spans from overlapping.
+    """The lanes of each rank: one for its actions, then those for its messages and for its sums,
+    as many as are needed for spans not to overlap.
 
     Args:
         plan: the stages and their ranks.
         spans: actions, messages, sums and other spans of ranks.
         ranks: ranks that have lanes; None: all.
         names: names of all ranks; None: their stages and replicas.
-        least: messages and sums are drawn only if they take longer than this.
+        least: messages and sums that do not take longer than this are left out.
     """
     computed: list[list[Span]] = [[] for _ in range(plan.num_ranks)]
     sent: list[list[Span]] = [[] for _ in range(plan.num_ranks)]
@@ -104,8 +104,8 @@ def lanes(
 
 
 def some_ranks(plan: Plan, most: int) -> list[int]:
-    """All ranks; if more than ``most`` (at least 2), the first replicas of each stage, or the first
-    replica of each of ``most`` evenly spaced stages.
+    """All ranks, or at most ``most`` of them (at least 2): the first replicas of each stage, or the
+    first replica of ``most`` evenly spaced stages.
     """
     if plan.num_ranks <= most:
         return list(range(plan.num_ranks))
@@ -129,10 +129,10 @@ def timelines_figure(
 
     Args:
         panels: the lanes of each panel by its title, as :func:`lanes` returns them.
-        unit: time of the spans that the axis counts as 1.
+        unit: time, in the unit of the spans, that is 1 on the axis.
         unit_name: label of the time axis.
-        until: end of the picture on the axis, if earlier than the last span.
-        max_width_in: most inches of the time axis, even if bars are too short for their names.
+        until: end of the axis, if the picture ends before the last span.
+        max_width_in: largest width of the time axis in inches, even if names do not fit bars.
     """
     limit = math.inf if until is None else until * unit
     drawn = {

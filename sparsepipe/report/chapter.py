@@ -51,9 +51,9 @@ class Column:
         key: name in the CSV.
         heading: name in print.
         unit: unit in print, if any.
-        form: format string of our numbers.
+        form: format string for our numbers.
         compare: whether and how our value is compared with the paper's.
-        printed: whether the paper prints it, so that its values have a column as well.
+        printed: whether the paper prints it; its values then have a column as well.
     """
 
     key: str
@@ -77,7 +77,7 @@ class Printed:
 
     Attributes:
         text: the value as printed, digit by digit.
-        derived: how the value follows from what is printed; empty if it is printed itself.
+        derived: how the value follows from other printed values; empty if it is printed itself.
     """
 
     text: str
@@ -115,15 +115,15 @@ class Ours:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A place in a table.
+    """A cell of a table, with the paper's and our value of a quantity.
 
     Attributes:
         row: labels of its row, one for each of the chapter's heads.
         column: the quantity.
         paper: the paper's figure, if any.
         ours: our figure, if any run has it.
-        expected: whether the experiment's sweep makes the figure, which then is missing without a
-            run.
+        expected: whether the experiment's sweep should yield our figure; without a run, such a
+            cell counts as missing.
     """
 
     row: tuple[str, ...]
@@ -138,12 +138,12 @@ class Cell:
 
     @property
     def number(self) -> float | None:
-        """Our value; None where it is missing or text."""
+        """Our value as a number; None if it is missing or text."""
         return None if self.ours is None or isinstance(self.ours.value, str) else self.ours.value
 
     @property
     def compared(self) -> float | None:
-        """Our value compared with the paper's as the column says; None where that is impossible."""
+        """The ratio or difference of our value and the paper's; None if they are not compared."""
         ours, paper = self.number, None if self.paper is None else self.paper.value
         if ours is None or paper is None or (self.ours and not self.ours.counts):
             return None
@@ -154,14 +154,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Figures that were obtained in the same way, and so may be compared with each other.
+    """Figures with the same settings, which may therefore be compared with each other.
 
     Attributes:
-        title: settings that they have in common, if any.
+        title: settings that the figures have in common, if any.
         cells: the cells, row by row.
         notes: explanations of the whole block.
-        overrides: further overrides of each command that fills the block.
-        sweep: these commands as text; set by the chapter.
+        overrides: further overrides, as text, of each command that fills the block.
+        sweep: these commands as text; set by :meth:`Chapter.blocks`.
     """
 
     title: str = ""
@@ -184,7 +184,7 @@ class Block:
 
     @property
     def runs(self) -> list[Row]:
-        """Runs of all figures, each once."""
+        """The runs of all figures of ours; a run of several figures is listed once."""
         found = [run for cell in self.cells if cell.ours for run in cell.ours.runs]
         return list({str(run.get("run_id")): run for run in found}.values())
 
@@ -202,10 +202,10 @@ class Chapter:
         title: title in print.
         about: explanation of the figures.
         heads: headings of a row's labels.
-        find: makes blocks from finished runs: at least one, if only of empty cells.
+        find: makes blocks from finished runs: at least one, even if all its cells are empty.
         citation: source of the figures in columns "paper".
         pictured: keys of the columns that are drawn.
-        draw: draws a block, instead of the common picture.
+        draw: draws a block; None: as :func:`sparsepipe.report.dot_plot.beside_each_other` does.
     """
 
     name: str

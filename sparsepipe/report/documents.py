@@ -24,7 +24,7 @@ NOTHING = "-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellText:
-    """A cell of a printed table: text, smaller text, and marks of notes and of places."""
+    """A cell of a printed table: text, smaller text, and marks of notes and measuring places."""
 
     role: Literal["label", "paper", "ours", "compared"]
     text: str
@@ -44,9 +44,9 @@ class BlockLayout:
 
     Attributes:
         title: the block's title, with a capital letter at its beginning.
-        groups: titles of columns, each with the heads of its parts.
-        rows: texts of each row, one for each head.
-        filled: number of cells with a figure of ours, and of all that may have one.
+        groups: title of each column, with the headings of its parts.
+        rows: texts of each row, one for each heading.
+        filled: number of cells with a figure of ours, and of cells that may have one.
         counted: a sentence with these numbers.
         sweep: the command that makes missing figures; empty if none is missing.
         footnotes: notes by their marks.
@@ -69,7 +69,7 @@ class BlockLayout:
 def _cell_texts(
     cell: Cell, places: Mapping[MeasuringPlace, str], numbers: dict[str, str]
 ) -> Iterator[CellText]:
-    """Yields the texts of a cell's parts; new notes get numbers."""
+    """Yields the texts of a cell's parts; adds each new note with its number to ``numbers``."""
     paper, ours, column = cell.paper, cell.ours, cell.column
     if column.printed:
         source: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ def _cell_texts(
 
 
 def block_layout(chapter: Chapter, block: Block, picture: str | None) -> BlockLayout:
-    """Turns a block of a chapter into texts; ``picture`` is the file name of its picture."""
+    """Turns a block into texts; ``picture`` is the file name of its picture, if it has one."""
     places, numbers = letters(block.runs), dict[str, str]()
     rows = []
     for labels, cells in block.rows.items():
@@ -129,7 +129,7 @@ def block_layout(chapter: Chapter, block: Block, picture: str | None) -> BlockLa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilledChapter:
-    """A chapter with our figures; ``figures`` has its pictures by file name."""
+    """A chapter with our values filled in; ``figures`` has its pictures by file name."""
 
     definition: Chapter
     blocks: tuple[BlockLayout, ...]
@@ -149,11 +149,11 @@ def fill(chapter: Chapter, rows: Sequence[Row], given: Sequence[str] = ()) -> Fi
 
 
 Failures = Sequence[tuple[str, str]]
-"""Jobs that did not finish, each by its label with its error."""
+"""Label and error of each job that did not finish."""
 
 
 def citation_text(chapter: FilledChapter, common: str) -> str:
-    """A sentence that names a chapter's source; empty if it is the common one."""
+    """A sentence that names the source of a chapter's values; empty if this is ``common``."""
     own = chapter.definition.citation
     return "" if own == common else f'Here, columns "paper" show values printed in: {own}.'
 

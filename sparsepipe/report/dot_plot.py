@@ -1,4 +1,4 @@
-"""Draws our figures and the paper's as dots: a line for each row, a panel for each quantity."""
+"""Draws our figures and the paper's as dots: a panel for each quantity, a line for each row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SPREAD: dict[str, Any] = {"color": style.INK, "linewidth": 3, "solid_capstyle":
 
 
 def beside_each_other(chapter: Chapter, block: Block) -> Figure | None:
-    """Draws the block's pictured columns; None if none has a figure of ours."""
+    """Draws the block's pictured columns side by side; None if they have no figure of ours."""
     with_figures = {cell.column for cell in block.cells if cell.number is not None}
     columns = [
         column
@@ -92,5 +92,5 @@ def _draw_column(axes: Axes, column: Column, block: Block) -> None:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Breaks a title between words into lines of ``width`` characters."""
+    """Breaks a title between words into lines of at most ``width`` characters."""
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""Figures of finished runs: means over seeds, places of measuring, reasons against speedups."""
+"""Figures of finished runs: means over seeds, measuring places, reasons to give no speedup."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparsepipe.runs.ledger_table import Row
 
 
 def plain_rows(records: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Turns records of a ledger into rows without empty cells, with lists and mappings parsed."""
+    """Turns records of a ledger into rows without None, with JSON lists and mappings parsed."""
     rows: list[Row] = []
     for record in records:
         row = {key: value for key, value in record.items() if value is not None}
@@ -29,7 +29,7 @@ def plain_rows(records: Iterable[Mapping[str, Any]]) -> list[Row]:
 def mean_of(
     rows: Sequence[Row], key: str | Callable[[Row], float | None], *, scale: float = 1.0
 ) -> Ours | None:
-    """The mean of ``scale`` times a figure over runs; None if no run has the figure."""
+    """The mean of a figure over runs, times ``scale``; None if no run has the figure."""
     found = []
     for row in rows:
         value = key(row) if callable(key) else row.get(key)
@@ -47,7 +47,7 @@ def mean_of(
 
 
 def ratio_of(own: Ours | None, base: Ours | None) -> Ours | None:
-    """One mean divided by another; the spread is that of ``own``, divided likewise."""
+    """``own`` divided by the value of ``base``, its spread as well; None if either is missing."""
     if own is None or base is None:
         return None
     one = float(base.value)
@@ -57,7 +57,7 @@ def ratio_of(own: Ours | None, base: Ours | None) -> Ours | None:
 
 
 def words(value: str, runs: Sequence[Row], note: str = "") -> Ours:
-    """A text instead of a figure; it is not compared with the paper's."""
+    """A text in place of a figure; it is not compared with the paper's value."""
     return Ours(value=value, runs=tuple(runs), note=note, counts=False)
 
 
@@ -71,8 +71,9 @@ def unlike_notes(
     *,
     of_one_seed: str = "the mean is over all",
 ) -> list[str]:
-    """Notes on averaged runs that share a seed or differ in a key that ``matters``; ``of_one_seed``
-    tells what was made of runs with the same seed.
+    """Notes on averaged runs that share a seed or differ in a key that ``matters``.
+
+    ``of_one_seed``: text on how runs with the same seed were averaged.
     """
     by_seed: dict[Any, list[Row]] = {}
     for row in rows:
@@ -92,7 +93,7 @@ def unlike_notes(
 
 
 def differing(runs: Sequence[Row]) -> list[str]:
-    """Keys of settings and of the machine whose values are not the same in all runs."""
+    """Keys of settings and of the machine whose values differ between runs."""
     known = (key for run in runs for key in run if not key.startswith(("hydra.", "study.")))
     keys = dict.fromkeys(key for key in known if "." in key or key in _NO_SETTINGS)
     return [key for key in keys if len({repr(run.get(key)) for run in runs}) > 1]
@@ -131,7 +132,7 @@ class MeasuringPlace:
 
 
 def letters(rows: Iterable[Row]) -> dict[MeasuringPlace, str]:
-    """A letter for each place of ``rows``, in order; AA follows Z."""
+    """A letter for each measuring place of ``rows``, in their order; AA follows Z."""
     places = dict.fromkeys(MeasuringPlace.of(row) for row in rows)
     alphabet = [chr(ord("A") + number) for number in range(26)]
     names = [*alphabet, *(first + second for first in alphabet for second in alphabet)]
@@ -139,7 +140,7 @@ def letters(rows: Iterable[Row]) -> dict[MeasuringPlace, str]:
 
 
 def crowded(row: Row) -> str:
-    """Says why a run's times give no speedup if its ranks share fewer CPU cores; else empty."""
+    """Says why a run on a CPU gives no speedup: it has fewer cores than ranks; else empty."""
     ranks, cores = row.get("ranks"), row.get("machine_cores")
     if not _several_on_cores(row):
         return ""
@@ -150,11 +151,11 @@ def crowded(row: Row) -> str:
 
 
 def no_speedup(rows: Sequence[Row], base: Sequence[Row], *, of: str) -> str:
-    """Says why times of runs give no speedup over ``base``, the runs of one device named ``of``;
-    empty if they give one.
+    """Says why runs give no speedup over ``base``, the runs on one device, named ``of``; empty if
+    they give one.
 
-    A CPU may compute on all cores with threads, so that several ranks give a speedup only if they
-    compute on more cores than the base.
+    One rank on a CPU may use all cores with threads, so several ranks give a speedup only if they
+    use more cores.
     """
     for row in rows:
         if reason := crowded(row):

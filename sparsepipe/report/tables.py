@@ -1,4 +1,4 @@
-"""Groups runs into tables: commands of a table's runs differ only in what chooses the cell.
+"""Groups runs into tables: in a table, the runs' commands differ only in the choice of a cell.
 
 A run's result contains the cell that it fills (``study.exhibit``, ``study.cell.*``) and the
 overrides of its command (``hydra.overrides``). Overrides that do not choose the cell, such as
@@ -24,7 +24,7 @@ _WITHOUT_EFFECT = (
     *("trainer.enable_autolog_hparams", "trainer.enable_model_summary"),
     *("trainer.enable_progress_bar", "trainer.log_every_n_steps", "trainer.profiler"),
 )
-"""Overrides that change no figure, change it only as seeds do, or are treated elsewhere."""
+"""Overrides that change no figure, change figures only as seeds do, or are handled elsewhere."""
 _GROUPS = ("backend", "callbacks", "data", "model", "optim", "trainer")
 
 
@@ -34,7 +34,7 @@ def cell_of(row: Row, *names: str) -> Any:
 
 
 def of_training(key: str) -> bool:
-    """Whether a key of the configuration affects the figures of a training."""
+    """Whether a key of the configuration affects the results of a training."""
     places = ("data.cache_dir", "data.root", "data.common.seed")
     return is_below(key, _GROUPS) and not is_below(key, (*_WITHOUT_EFFECT, *places))
 
@@ -48,8 +48,8 @@ def of_memory(key: str) -> bool:
 
 
 def overrides_beside(row: Row, of_cells: Sequence[str]) -> tuple[str, ...]:
-    """Overrides of a run's command that affect its figures, in alphabetical order, without those
-    that choose the cell: the keys, groups and whole overrides of ``of_cells``.
+    """Overrides of a run's command that affect its figures, in alphabetical order. ``of_cells``:
+    keys, groups and whole overrides that choose the cell, which are left out.
     """
     left_out = (*_WITHOUT_EFFECT, *of_cells)
     words = map(str, row.get("hydra.overrides") or ())
@@ -59,10 +59,10 @@ def overrides_beside(row: Row, of_cells: Sequence[str]) -> tuple[str, ...]:
 
 
 def tables_of(rows: Iterable[Row], key_of: Callable[[Row], Key]) -> list[tuple[Key, list[Row]]]:
-    """Groups runs by the values that they have in common; a run may belong to several tables.
+    """Groups runs into tables, each given by its key and its runs; tables may share runs.
 
-    Tuples in a key are overrides. A run without some of them belongs to their table as well if its
-    configuration has the same values.
+    A tuple in a key contains overrides. A run whose command lacks some of them still belongs to
+    the table if its configuration has the same values.
     """
     pairs = [(row, key_of(row)) for row in rows]
     found: list[Key] = []

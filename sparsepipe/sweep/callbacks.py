@@ -1,4 +1,4 @@
-"""Hydra callbacks of a sweep: its directory at the start; failures, table and ledger at the end."""
+"""Hydra callbacks that lock a sweep's directory, and write its failures, table and ledger."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SweepEnd(Callback):
     """Logs at a sweep's end which jobs failed, with the last lines of their logs."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Claims the sweep's directory, passes it to the jobs and warns of an unusual direction."""
+        """Locks the sweep's directory, passes it to jobs, warns of an unusual search direction."""
         try:
             claim(sweep_directory(config))
         except SparsePipeError as error:
@@ -141,8 +141,8 @@ class SweepTable(Callback):
 class SweepLedger(Callback):
     """Writes ``ledger.parquet`` and ``ledger.csv`` into the directory of the experiment's runs.
 
-    They hold all its finished runs, also those of earlier sweeps and of single commands. Where
-    jobs belong to several experiments (``name=a,b``), each has its own ledger.
+    They contain all finished runs of the experiment, also those of earlier sweeps and of single
+    commands. Where jobs belong to several experiments (``name=a,b``), each gets a ledger.
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -163,13 +163,12 @@ class SweepLedger(Callback):
 
 class SweepSearch(Callback):
     """Rewrites the best parameters of a search (``hydra/sweeper=optuna``) as the command line takes
-    them, and adds the run that has them.
+    them, and adds the directory of the best run.
 
     The sweeper writes their keys with the ``++`` of :func:`sparsepipe.config.compose.admit`.
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Rewrites the sweeper's file, if it exists."""
         directory = sweep_directory(config)
         file = directory / _BEST
         if not file.is_file():
@@ -194,9 +193,9 @@ class SweepSearch(Callback):
 
 
 def claim(sweep: Path) -> None:
-    """Locks a directory for this process's sweep, and removes an earlier sweep's records.
+    """Locks the directory ``sweep`` for this process, and removes an earlier sweep's files in it.
 
-    To be called once at a sweep's beginning, not whenever a search starts jobs.
+    Must be called once, when the sweep begins, not whenever a search starts jobs.
     """
     _lock.close()
     is_of_a_sweep = (sweep / _LOCK).exists()
@@ -213,7 +212,7 @@ def claim(sweep: Path) -> None:
         except LockHeldError:
             raise ConfigError(
                 f"another sweep runs in {sweep}",
-                remedy="wait for it or end it, or give this one a hydra.sweep.dir of its own",
+                remedy="wait until it ends, or end it, or set another hydra.sweep.dir for this one",
             ) from None
         for path in (sweep / _JOBS).glob("*"):
             if path.name.isdecimal():
@@ -223,13 +222,13 @@ def claim(sweep: Path) -> None:
 
 
 def end_early(error: Exception) -> bool:
-    """Calls the final callbacks of a sweep whose sweeper raised ``error``, as Hydra does otherwise.
+    """Calls the final callbacks of a sweep, which Hydra does not call if the sweeper raises.
 
-    Sweepers that search raise if no job has a value, some also if the last one has none.
+    Sweepers that search raise an error if no job has a value, some also if the last job has none.
 
     Returns:
-        Whether the error has been reported, since a search has failed jobs. Otherwise the caller
-        reports it: Hydra's own sweeper does not use values of jobs.
+        Whether ``error`` has been logged here, as it is if jobs of a search have failed; if not,
+        the calling code must report it.
     """
     searches = False
     for config in list(_running):
@@ -243,7 +242,7 @@ def end_early(error: Exception) -> bool:
             log.warning("%s", "".join(traceback.format_exception(error)).strip())
             log.error(
                 "the sweep ends here: its sweeper needs the values of the failed jobs (%s: %s)"
-                "\n  remedy: mend the jobs and give the command again, which skips finished runs",
+                "\n  remedy: correct the jobs and give the command again: it skips finished runs",
                 type(error).__name__,
                 error,
             )
@@ -251,18 +250,18 @@ def end_early(error: Exception) -> bool:
 
 
 def note_exit_code(records: Sequence[JobRecord]) -> None:
-    """Notes the exit code of the first job that failed, if any, as the command's."""
+    """Keeps the exit code of the first job that has not finished, if any, for the command."""
     failed = (each.exit_code or 1 for each in records if each.status != "finished")
     _exit_codes.extend(islice(failed, 1))
 
 
 def exit_code_of_sweep() -> int:
-    """Exit code of this process's sweep: 0 unless a job has failed."""
+    """Exit code of this process's sweep: 0 if all jobs have finished."""
     return next(iter(_exit_codes), 0)
 
 
 def expected_jobs(config: DictConfig, *, begun: int) -> int:
-    """Number of jobs that a sweep will have: the trials of a search, else the jobs ``begun``.
+    """Number of jobs that a sweep will have: a search's trials, else the number of jobs ``begun``.
 
     Sweepers other than Optuna's give all jobs to the launcher at once.
     """
@@ -289,7 +288,9 @@ def failures(records: Sequence[JobRecord], texts: Sequence[str], *, total: int) 
 
 
 def _counts(statuses: Sequence[str], *, total: int, failed: str = "") -> str:
-    """Counts failed, stopped and not started jobs as text; ``failed`` words the first, even 0."""
+    """Text with the numbers of failed, stopped and not started jobs. ``failed``: words after the
+    first number, which then appears even if it is 0; {} in them stands for ``total``.
+    """
     counts = Counter(statuses)
     counts["not started"] += total - len(statuses)
     parts = [f"{counts[each]} {each}" for each in ("stopped", "not started") if counts[each]]
@@ -299,14 +300,14 @@ def _counts(statuses: Sequence[str], *, total: int, failed: str = "") -> str:
 
 
 def near(path: Path) -> str:
-    """The path, relative to the working directory if it is below it, else absolute."""
+    """The path relative to the working directory if it lies below that, else absolute."""
     absolute = Path(os.path.abspath(path))
     here = Path.cwd()
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
 
 
 def _objective(config: DictConfig) -> tuple[str | None, Mode | None]:
-    """The figure whose best value a sweep is to find, and whether a search maximizes it, if set."""
+    """Key of the objective, and whether a search minimizes or maximizes it; None if not set."""
     direction = OmegaConf.select(config, "hydra.sweeper.direction")
     modes: dict[str, Mode] = {"maximize": "max", "minimize": "min"}
     # The command line may have made it a member of Optuna's enum.

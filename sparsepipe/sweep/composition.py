@@ -32,7 +32,7 @@ from sparsepipe.sweep.record import SweptJob
 
 @dataclass(slots=True, kw_only=True)
 class ComposedJob:
-    """A job with its whole configuration (with ``hydra``), and its spec or the error instead."""
+    """A job, its whole configuration (with ``hydra``), and its spec or why it is refused."""
 
     job: SweptJob
     whole: DictConfig
@@ -46,7 +46,7 @@ def compose_job(
     """Composes a job, and keeps the error if its configuration is refused.
 
     Args:
-        loader: loads the groups.
+        loader: Hydra's loader of the groups.
         sweep: configuration of the whole sweep.
         overrides: the job's overrides.
         number: the job's number, from 0.
@@ -89,18 +89,19 @@ def task_config(whole: DictConfig) -> DictConfig:
 
 
 def refuse_within_torchrun() -> None:
-    """Refuses a sweep in a process that another launcher has started as a rank."""
+    """Raises a ConfigError if torchrun or the like has started this process as a rank."""
     if "LOCAL_RANK" in os.environ:
         raise ConfigError(
-            "a sweep (-m) cannot be started with torchrun",
-            remedy="start the command without torchrun: every job starts its own ranks",
+            "a sweep (-m) cannot be started with torchrun, which sets LOCAL_RANK",
+            remedy="start the command without torchrun and without LOCAL_RANK in its environment: "
+            "every job starts its own ranks",
         )
 
 
 def refuse_several(overrides: Sequence[str], loader: ConfigLoader) -> None:
-    """Refuses a sweep of experiments that choose a launcher or swept values of their own.
+    """Raises a ConfigError if one of several swept experiments chooses a launcher or swept values.
 
-    Hydra composes a sweep's launcher and sweeper before it looks at the swept values.
+    Hydra would ignore these, since it composes launcher and sweeper before single jobs.
     """
     for word in overrides:
         if not word.lstrip("+").startswith("experiment="):
@@ -120,24 +121,24 @@ def refuse_several(overrides: Sequence[str], loader: ConfigLoader) -> None:
                 chosen.append(OmegaConf.to_container(kept, resolve=False))
             own = [n for n, each in zip(names, chosen[1:], strict=True) if each != chosen[0]]
         except (HydraException, OmegaConfBaseException):
-            return  # Hydra raises its own
+            return  # Hydra raises its own error
         if own:
             raise ConfigError(
-                f"{word}: launcher and swept values that {', '.join(own)} choose apply only if a "
-                "sweep has one experiment",
+                f"{word}: the launcher and swept values of {', '.join(own)} apply only if "
+                "a sweep has a single experiment",
                 remedy="give a command for each experiment",
             )
 
 
 def refuse_unknown_keys(overrides: Sequence[str], loader: ConfigLoader) -> None:
-    """Refuses a sweep with a key in its command that is unknown in all of its jobs.
+    """Raises a ConfigError if a sweep's command has a key that is unknown in all of its jobs.
 
-    Hydra would compose all jobs first. Here the first job is composed and, only while keys are
-    unknown, those with another option of a swept group.
+    Hydra would compose all jobs first. This function composes the first job and, while a key is
+    still unknown, jobs with other options of swept groups.
 
     Args:
         overrides: the command's overrides, as Hydra gets them.
-        loader: loads the groups.
+        loader: Hydra's loader of the groups.
     """
     setup_globals()
     first: ConfigError | None = None
@@ -163,13 +164,13 @@ def refuse_unknown_keys(overrides: Sequence[str], loader: ConfigLoader) -> None:
                 return
             first = first or refused
     except (HydraException, OmegaConfBaseException):
-        return  # Hydra raises its own
+        return  # Hydra raises its own error
     if first is not None:
         raise first
 
 
 def _swept_options(override: Override) -> Iterator[tuple[str, str]]:
-    """Yields the key of an override, with each override that a job of the sweep has instead."""
+    """Yields the key and override of each job: (``seed``, ``seed=0``), ... for ``seed=0,1``."""
     key, value = override.get_key_element(), override.value()
     if isinstance(value, IntervalSweep):
         yield key, f"{key}={value.start}"

@@ -36,9 +36,9 @@ _STYLES = {"running": "bold", "finished": "green", "failed": "red", "stopped": "
 class JobRow:
     """A job as the display shows it, numbered from 1.
 
-    ``text`` is its label; ``state`` is ``running``, ``before`` (the run was finished before) or the
-    record's status; ``share`` is the finished part of a running job, from 0 to 1 (None: unknown);
-    ``detail`` is the last line of its log, or the error.
+    ``text`` is its label; ``state`` is ``running``, ``before`` (an earlier job finished the run) or
+    the record's status; ``share`` is the finished part of a running job, from 0 to 1 (None:
+    unknown); ``detail`` is the last line of its log, or the error.
     """
 
     number: int
@@ -51,7 +51,7 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepState:
-    """A snapshot of a sweep; ``total`` includes jobs that have not begun."""
+    """A snapshot of a sweep; ``total`` is its number of jobs, including those not begun."""
 
     rows: Sequence[JobRow]
     total: int
@@ -70,8 +70,8 @@ class SweepState:
 
 
 class Lines:
-    """Logs a line when a job begins or ends, and the progress of running jobs whenever nothing was
-    logged for long.
+    """Logs a line when a job begins or ends, and the progress of running jobs whenever nothing has
+    been logged for a while.
 
     Args:
         silence: tracks how long nothing has been logged.
@@ -81,7 +81,7 @@ class Lines:
         self._silence = silence
 
     def close(self) -> None:
-        """Ends the view; the terminal is then free again."""
+        """Ends the display, so that other programs can use the terminal."""
 
     def began(self, row: JobRow, state: Callable[[], SweepState]) -> None:
         log.info("job %d: %s", row.number, row.text)
@@ -94,7 +94,7 @@ class Lines:
         log.info("job %d %s%s%s (%s)", row.number, how, took, why, state().summary)
 
     def show(self, state: Callable[[], SweepState]) -> None:
-        """Logs the sweep's progress if due, without figures such as ``train/loss=0.5``."""
+        """Logs the sweep's progress, without figures such as losses, if due after a silence."""
 
         def text() -> str:
             now = state()
@@ -109,7 +109,7 @@ class Lines:
 
 
 class LiveView(Lines):
-    """Redraws a table below all other output."""
+    """Shows a live table of the jobs below all other output of the terminal."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class LiveView(Lines):
 def picture(state: SweepState, *, room: int, width: int = 80) -> Group:
     """Draws a table of the running jobs and of those that ended last, in at most ``room`` rows.
 
-    Labels of jobs get the columns that they need of ``width``, ends of logs get the rest.
+    It is ``width`` characters wide: labels take what they need, the last log lines the rest.
     """
     running = state.running[:room]
     ended = [row for row in state.rows if row.state != "running"]
@@ -174,10 +174,10 @@ def picture(state: SweepState, *, room: int, width: int = 80) -> Group:
 
 
 class SafeDisplay:
-    """Shows a sweep until its view fails, and nothing more after that.
+    """Shows a sweep with a view; once this raises an exception, shows nothing more.
 
     Args:
-        view: the view; None: a live table in a terminal, lines elsewhere.
+        view: how to show it; None: as a live table in a terminal, as log lines elsewhere.
     """
 
     def __init__(self, view: Lines | None = None) -> None:

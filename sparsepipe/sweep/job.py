@@ -37,8 +37,8 @@ from sparsepipe.utils.process import end_with_parent
 
 log = logging.getLogger(__name__)
 _OOM_SCORE = 500
-"""Score in thousandths of all memory, by which the OOM killer ends a job before the sweep, even if
-its ranks are smaller. A process that tries out a batch size is still ended before either."""
+"""Addition to a job's score (in thousandths of all memory) with which the OOM killer chooses it
+rather than the sweep; a process that tries out a batch size still has a higher one."""
 
 
 def run_swept(
@@ -48,11 +48,11 @@ def run_swept(
     fresh_processes: bool,
     wait_s: float = WAIT_LIMIT_S,
 ) -> JobRecord:
-    """Runs a job of a sweep, writes its record and, if it finished, returns it.
+    """Runs a job of a sweep and writes its record, which it returns if the job finished.
 
-    Waits up to ``wait_s`` while another process works on the same run: perhaps another job of this
-    sweep, or one of a killed sweep that is about to end. A job whose run finishes without the
-    figure that ``objective`` names has failed, since no sweeper can use it.
+    ``resolved`` returns the job's configuration; ``fresh_processes`` as for ``run_job``. Waits up
+    to ``wait_s`` seconds while another process works on the same run. A job whose run finishes
+    without the figure that ``objective`` names has failed, since no sweeper can use it.
     """
     began, mark = time.time(), os.environ.get(MARK_VARIABLE)
 
@@ -86,7 +86,7 @@ def run_swept(
 
 
 def main() -> None:
-    """Runs the job of the file that the command names."""
+    """Runs the job that is described by the YAML file in the first argument of the command."""
     given: dict[str, Any] = yaml.safe_load(Path(sys.argv[1]).read_text(encoding="utf-8"))
     end_with_parent(given["parent"])
     prefer_as_victim(_OOM_SCORE)

@@ -35,9 +35,10 @@ def launch(
     first: int,
     settings: Settings,
 ) -> list[JobReturn]:
-    """Runs jobs and returns what Hydra's sweepers expect: run directories, None where a job failed.
+    """Runs a job for each of ``overrides``, numbered from ``first``; returns what sweepers expect.
 
-    As a float, a directory is the value of the run's objective, for sweepers that search.
+    The value of a returned job is its run directory, None if it did not finish. ``float`` turns
+    the directory into the value of the run's objective, for sweepers that search.
     """
     refuse_within_torchrun()
     setup_globals()
@@ -50,7 +51,7 @@ def launch(
     try:
         if len(refused) < len(composed):
             records = _run_jobs(config, composed, settings, context)
-        else:  # without importing torch, which a misspelt key need not wait for
+        else:  # without importing torch, so that a misspelt key is reported at once
             records = {
                 one.job.number: refusal(one.job, refused[one.job.number]) for one in composed
             }
@@ -117,7 +118,7 @@ def _run_jobs(
 def _ready(
     composed: Sequence[ComposedJob], there: Machine, settings: Settings
 ) -> tuple[list[Any], list[JobRecord]]:
-    """Jobs that can be started, and records of those that cannot."""
+    """Jobs that can be started on the machine ``there``, and records of those that cannot."""
     from sparsepipe.sweep.resources import needs
     from sparsepipe.sweep.running_job import ReadyJob
 

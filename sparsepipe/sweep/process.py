@@ -1,7 +1,7 @@
-"""A job's process tree: started in a session of its own, ended as a whole.
+"""A job's processes, which are started in a session of their own and ended together.
 
-All its processes carry a mark in their environment, which processes inherit, so that they are found
-whatever sessions they have made and whoever their parents are by now.
+All of them inherit a mark in their environment, by which they are found even if they have made
+sessions of their own or lost their parents.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class JobProcess:
         environment: Mapping[str, str],
         wait_limit_s: float | None = None,
     ) -> JobProcess:
-        """Starts a job and sends its output to its log. Without ``hardware`` or ``cores`` the job
-        sees the whole machine; without ``wait_limit_s`` it waits as long as another process works
-        on the same run.
+        """Starts a job, whose output goes to its log. ``hardware``: None, or the message of
+        :func:`announce_hardware`; ``cores``: numbers of its cores, None: all; ``wait_limit_s``:
+        limit on its wait for another process that works on the same run, None: no limit.
         """
         given = {
             "number": job.number,
@@ -101,7 +101,7 @@ class JobProcess:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """The processes that carry this mark, except the calling one."""
+    """All processes with this mark, except the calling one."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # it has ended, or is another user's

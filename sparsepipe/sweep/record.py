@@ -79,7 +79,7 @@ class JobRecord:
         ended_s: time at its end, in seconds since 1970.
         before: whether the run had been finished before the job began.
         value: value of the run's ``objective``, for sweepers that search; None without one.
-        log: the file with its output, if it had one of its own.
+        log: the file with its output, if our launcher started it.
         mark: mark of its processes, if our launcher started them.
     """
 
@@ -99,15 +99,15 @@ class JobRecord:
 
 
 def own_texts(overrides: Sequence[Sequence[str]], *, given: Sequence[str] = ()) -> list[str]:
-    """Labels of jobs: the overrides of each without those that all jobs share.
+    """A label for each job: its overrides without those that all jobs share.
 
     Args:
         overrides: the overrides of each job.
-        given: overrides of the sweep's command, which all jobs share, even where a search has
+        given: overrides of the sweep's command, which all jobs share, even if a search has
             started only one.
 
     Returns:
-        A text for each job; all of its overrides if it shares them all.
+        The labels; a job that shares all its overrides has them all in its label.
     """
     jobs = [[item.lstrip("+") for item in job] for job in overrides]
     shared = set(jobs[0]).intersection(*jobs[1:]) if len(jobs) > 1 else set()
@@ -149,7 +149,7 @@ def refusal(job: SweptJob, error: Exception | None) -> JobRecord:
 
 
 def finished_values(run: Path, *, objective: str | None, began_s: float) -> dict[str, Any]:
-    """Values for the record of a job whose run is finished and must have its objective."""
+    """Values of a finished run for its :class:`JobRecord`; a ConfigError without the objective."""
     value = objective_value(run, objective)
     try:
         ended_s = read_mapping(run / "DONE.json", time=reading.amount)["time"]
@@ -181,10 +181,9 @@ def records_of(sweep: Path) -> list[JobRecord]:
 
 
 class ScoredRun(str):
-    """A run's directory that as a float is the value of the run's objective.
+    """A run's directory, which ``float`` turns into the value of the run's objective.
 
-    Hydra's sweepers get a job's return value, the run's directory. Those that search, such as
-    Optuna's, convert it to a float.
+    Sweepers that search, such as Optuna's, do this with the return value of a job.
     """
 
     value: float
@@ -202,12 +201,15 @@ class ScoredRun(str):
 
 
 def scored(directory: str, value: float | None) -> str:
-    """The directory of a finished run, with the value of its objective if it has one."""
+    """A finished run's directory, as a :class:`ScoredRun` if its objective has a value."""
     return directory if value is None else ScoredRun(directory, value)
 
 
 def objective_value(directory: Path, objective: str | None) -> float | None:
-    """The figure ``objective`` of a run's result, which must have it; None without an objective."""
+    """The value of the figure ``objective`` in a run's result; None if ``objective`` is None.
+
+    Raises a ConfigError if the result lacks this figure.
+    """
     if objective is None:
         return None
     result = read_mapping(directory / "result.json")
@@ -217,8 +219,8 @@ def objective_value(directory: Path, objective: str | None) -> float | None:
             f"objective={objective} is not a number in {directory}/result.json",
             objective,
             figures,
-            remedy="name one of its keys that has a number, such as val/accuracy; with another "
-            "objective the finished run is not repeated",
+            remedy="set objective to one of its keys that has a number, such as val/accuracy; the "
+            "finished run is then not repeated",
         )
     return float(result[objective])
 
@@ -236,7 +238,7 @@ def started_run(job: SweptJob, *, mark: str | None = None) -> Path | None:
 
     Args:
         job: the job.
-        mark: mark of the job's processes, whose file alone counts; None: any file counts.
+        mark: mark of the job's processes, which the file must have; None: any mark.
     """
     try:
         values = read_mapping(job.started, run=reading.name)
@@ -246,7 +248,7 @@ def started_run(job: SweptJob, *, mark: str | None = None) -> Path | None:
 
 
 def tail(path: Path, *, lines: int) -> list[str]:
-    """The last non-empty lines of a log."""
+    """The last non-empty lines of a log, at most ``lines``; none if it cannot be read."""
     try:
         with path.open("rb") as stream:
             size_bytes = stream.seek(0, os.SEEK_END)
@@ -275,8 +277,8 @@ class JobEnd:
         exit_code: exit code of the first process.
         ended_by: what ended them; None: they ended by themselves.
         limit_s: the job's limit in seconds, if that ended them.
-        oom_kills: number of processes that the OOM killer ended on the machine meanwhile; None:
-            unknown.
+        oom_kills: number of processes on the machine that the OOM killer ended while the job ran;
+            None: unknown.
         left: ids of processes that still run although they were killed.
     """
 
@@ -325,6 +327,6 @@ def outcome(record: JobRecord | None, end: JobEnd) -> tuple[Status, str | None, 
 
 
 def left_text(left: Sequence[int]) -> str:
-    """Names processes that still run although they were killed."""
+    """Message that the processes with the ids ``left`` still run although they were killed."""
     which = "processes" if len(left) > 1 else "process"
     return f"{which} {', '.join(map(str, left))} cannot be ended"

@@ -34,7 +34,7 @@ def machine() -> Machine:
 
 
 def needs(spec: RunSpec, there: Machine, settings: Settings) -> Demand:
-    """The ranks, cores and kinds of GPUs that a job needs."""
+    """Numbers of ranks and cores, and kinds of GPUs, that a job needs on machine ``there``."""
     run = resolve_run(spec)
     task = run.task
     gpus: tuple[str, ...] = ()
@@ -55,8 +55,8 @@ def needs(spec: RunSpec, there: Machine, settings: Settings) -> Demand:
 
 
 def whole_machine(spec: RunSpec) -> dict[str, Any] | None:
-    """The whole machine's inventory, for a job that sees a part of it, on which its run id must not
-    depend; None if the configuration gives the inventory itself.
+    """The message of ``announce_hardware`` for a job that sees only a part of the machine: its run
+    id must not depend on that part. None if the configuration gives the inventory itself.
     """
     if spec.hardware.locate() is not cluster.local:
         return None

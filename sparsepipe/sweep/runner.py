@@ -1,4 +1,4 @@
-"""Runs a sweep's jobs, as many at a time as the cores and GPUs suffice for."""
+"""Runs a sweep's jobs, as many at a time as the machine has cores and GPUs for."""
 
 from __future__ import annotations
 
@@ -13,13 +13,7 @@ from operator import methodcaller
 
 from sparsepipe.runs.signals import SIGNALS
 from sparsepipe.runtime.failures.rank_reports import Stopped
-from sparsepipe.sweep.display import (
-    JobRow,
-    Lines,
-    SafeDisplay,
-    SweepState,
-    print_run,
-)
+from sparsepipe.sweep.display import JobRow, Lines, SafeDisplay, SweepState, print_run
 from sparsepipe.sweep.record import (
     JobRecord,
     SweptJob,
@@ -36,16 +30,16 @@ _POLL_S = 0.05
 
 
 class Runner:
-    """Runs the jobs of a sweep from their start to their records.
+    """Runs the jobs of a sweep, shows their progress and writes their records.
 
     Args:
         slots: the machine's cores and GPUs.
         settings: settings of the launcher.
         texts: labels of all jobs, also of earlier ones, by number.
-        view: shows the sweep; None: a view that suits the command's output.
+        view: shows the sweep; None: a live table in a terminal, log lines elsewhere.
         on_start: called before each job.
         on_end: called with each job's record.
-        earlier: records of this sweep's jobs that a search has started and finished before.
+        earlier: records of this sweep's jobs that an earlier call of the launcher has run.
         total: number of jobs that the sweep will have; None: those of ``texts``.
     """
 
@@ -78,9 +72,9 @@ class Runner:
         same: Mapping[int, Sequence[SweptJob]],
         known: Sequence[JobRecord],
     ) -> dict[int, JobRecord]:
-        """Runs all jobs and returns their records by number; one that fails does not end others.
+        """Runs all jobs and returns their records by number; a failed job does not end the others.
 
-        ``same`` has further jobs with the configuration of one, by its number; ``known`` has the
+        ``same``: further jobs with the same configuration as a job, by its number; ``known``:
         records of jobs that could not be started. A signal ends all jobs and raises Stopped.
         """
         self._waiting = list(jobs)
@@ -141,7 +135,9 @@ class Runner:
             job.end(signum, by="stop", grace_s=0.0 if at_once else None)
 
     def _end_what_is_left(self, signals: Sequence[int]) -> None:
-        """Ends jobs after an error of the sweep itself: SIGTERM, and SIGKILL after their grace."""
+        """Ends the remaining jobs after an error of the sweep itself: SIGTERM, then SIGKILL once a
+        job's grace period is over or another signal has been added to ``signals``.
+        """
         if not self._running:
             return
         log.warning(
@@ -208,7 +204,7 @@ class Runner:
 
 @contextmanager
 def _signals_noted() -> Iterator[list[int]]:
-    """Yields a list of the signals that come while the block runs; ignored ones stay ignored."""
+    """Yields a list to which signals that arrive in the block are added, except ignored ones."""
     found: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield found

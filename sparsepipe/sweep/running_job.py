@@ -1,4 +1,4 @@
-"""One job while it runs: its process tree, its time limit, and how it is ended."""
+"""One job while it runs: its processes, its time limit, and how it is ended."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from sparsepipe.sweep.slots import Demand, Grant, Settings, environment
 
 log = logging.getLogger(__name__)
 _CHILDREN_END_S = 5.0
-"""Seconds that a job's other processes may take to end after its first one."""
+"""Seconds that a job's other processes may take to end after its first process has ended."""
 _LINGER_S = 60.0
 """Seconds that a job's process may take to end after it has written its record."""
 _KILL_AGAIN_S = 1.0
 ENDING_S = 60.0
-"""Seconds after a first kill at which processes that still run are taken to be unkillable."""
+"""Seconds after the first SIGKILL until processes that still run are given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyJob:
-    """A job that can be started; ``env`` has variables that the user sets for jobs."""
+    """A job that can be started; ``env`` has the environment variables of ``hydra.job.env_set``."""
 
     job: SweptJob
     spec: RunSpec
@@ -50,7 +50,7 @@ class ReadyJob:
 
     @property
     def grace_s(self) -> float:
-        """Seconds that it may take to end after a signal; its ranks have 10 s less."""
+        """Seconds that the job may take to end after a signal; its ranks have 10 s less."""
         return self.spec.parallel.grace_s + 10.0
 
 
@@ -107,7 +107,9 @@ class RunningJob:
         return min(1.0, max(0, lines - 1) / in_all)
 
     def end(self, signum: int, *, by: EndedBy, grace_s: float | None = None) -> None:
-        """Sends the job a signal; after its grace, :meth:`supervise` kills what still runs."""
+        """Sends the job a signal; :meth:`supervise` kills what still runs ``grace_s`` seconds later
+        (None: the grace period of the job). ``by``: what ends the job, for its record.
+        """
         limit_s = self.ready.grace_s if grace_s is None else grace_s
         self._kill_s = time.monotonic() + limit_s
         if self.process.exit_code() is None:
@@ -162,7 +164,7 @@ class RunningJob:
         return keep_record(job, found)
 
     def _own_record(self) -> JobRecord | None:
-        """The record that the job itself has written; records of other processes do not count."""
+        """The record that the job itself has written; None without one, or if its mark differs."""
         try:
             record = read_record(self.ready.job.record)
         except DataError:

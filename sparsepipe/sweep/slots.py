@@ -1,7 +1,7 @@
-"""The launcher's settings, and which cores and GPUs a job of a sweep gets and when. Pure.
+"""The launcher's settings, and which cores and GPUs a sweep's job gets when. Pure functions.
 
-Jobs that run at the same time share no GPU and no core. They begin in order, so that small jobs do
-not keep a large one waiting.
+Jobs that run at the same time share no GPU and no core. Jobs begin in order, so that a large one
+does not wait while smaller ones overtake it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU of this machine: its name in ``CUDA_VISIBLE_DEVICES``, its model, and its UUID if
-    known.
-    """
+    """A GPU: ``token`` names it in ``CUDA_VISIBLE_DEVICES``, ``kind`` is its model."""
 
     token: str
     kind: str
@@ -55,7 +53,7 @@ class Machine:
         cores: numbers of the cores that may be used.
         gpus: GPUs that may be used.
         binds: whether jobs are bound to their cores. They are not where a quota limits the number
-            of cores: containers of the host that have quotas would be bound to the same ones.
+            of cores: containers of the host that have quotas would all be bound to the same cores.
     """
 
     cores: tuple[int, ...]
@@ -65,7 +63,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Numbers of ranks and cores that a job needs, and kinds of its GPUs; at most the machine's."""
+    """Numbers of ranks and cores that a job needs, and the kind of each GPU."""
 
     ranks: int
     cores: int
@@ -74,7 +72,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Numbers of the cores and names of the GPUs that a job gets, and threads of each rank."""
+    """Numbers of the cores and tokens of the GPUs that a job gets, and the threads of each rank."""
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...]
@@ -90,11 +88,11 @@ def demand(
     task_cores: int | None = None,
     cores_per_rank: int | None = None,
 ) -> Demand:
-    """The demand of a job, limited to what the machine has.
+    """The demand of a job, with at most all cores of the machine.
 
-    Without GPUs a job has all cores to itself, so that others do not disturb the times that it
-    measures, unless its task needs fewer or the user sets a number. With GPUs it has their share
-    of the cores.
+    A job gets ``cores_per_rank`` for each rank if the user sets it, else ``task_cores``, which its
+    task needs. With neither, a job with GPUs gets their share of the cores, and one without GPUs
+    all cores, so that other jobs do not disturb the times that it measures.
     """
     all_cores = len(machine.cores)
     if cores_per_rank is not None:
@@ -139,13 +137,15 @@ class Slots:
         return Grant(cores=cores, gpus=gpus, threads=threads, binds=self.machine.binds)
 
     def is_whole(self, grant: Grant) -> bool:
-        """Whether a job gets all cores, and all GPUs or none: it then sees the machine as it is."""
+        """Whether a grant has all cores, and all GPUs or none, so that it needs no limits."""
         every_gpu = len(grant.gpus) in (0, len(self.machine.gpus))
         return every_gpu and len(grant.cores) == len(self.machine.cores)
 
 
 def environment(grant: Grant, *, whole: bool, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that limit a job to its grant but keep a user's number of threads."""
+    """Environment variables that limit a job to its grant; a number of threads in ``inherited`` is
+    kept, and a ``whole`` grant needs none.
+    """
     if whole:
         return {}
     found = {}

@@ -15,7 +15,7 @@ from sparsepipe.utils.files import markdown_table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepJob:
-    """One job of a sweep."""
+    """A job of a sweep; ``run`` is its directory (None: not finished), ``result`` its results."""
 
     overrides: Mapping[str, str]
     run: str | None
@@ -25,11 +25,11 @@ class SweepJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The figure by which a row is the best.
+    """The figure that decides which row is the best.
 
     Args:
         key: a key of ``result.json``.
-        mode: None: as :func:`sparsepipe.runs.best.mode_of` chooses by the figure's name.
+        mode: ``max`` or ``min``; None: as :func:`sparsepipe.runs.best.mode_of` chooses.
     """
 
     key: str
@@ -94,8 +94,8 @@ def sweep_rows(
 
     The objective is the first figure, and the best row by it has ``*`` as ``best``
     (:func:`sparsepipe.runs.best.best_of`). Left out are overrides that all jobs share, figures that
-    no job has, numbers of ranks or of an epoch's minibatches that are the same in all, and the kind
-    if all figures are measured. A ratio is a job's speed over that of the first job with a speed of
+    no job has, numbers of ranks or of an epoch's minibatches that all jobs share, and the kind if
+    all figures are measured. A ratio is a job's speed over that of the first job with a speed of
     the same kind (measured, simulated or emulated).
 
     Args:
@@ -149,8 +149,8 @@ def sweep_markdown(
     Args:
         rows: the rows of the jobs.
         objective: as for :func:`sweep_rows`.
-        width: limit in characters. In a wider table, runs become their ids, and overrides lose the
-            groups before their names and digits of their numbers; then figures are left out, those
+        width: limit in characters. A wider table has ids instead of run directories, and overrides
+            without the groups of their keys and with fewer digits; then figures are left out, those
             of tests first, but never the objective or the validation accuracy.
     """
     figures = {figure.key: figure for figure in _figures_with(objective)}
@@ -198,8 +198,8 @@ def sweep_markdown(
 def best_line(
     jobs: Sequence[SweepJob], texts: Sequence[str], objective: Objective | None
 ) -> str | None:
-    """Names the best job and its run; without an objective, says why none is the best if jobs were
-    tested. None where nothing is to be said.
+    """A line about the best job and its run. Without an objective, a line on why no job is marked
+    as the best, if jobs were tested. None otherwise.
 
     Args:
         jobs: the jobs in order.

@@ -287,7 +287,7 @@ def test_a_search_whose_jobs_have_no_value_says_so(shell: Shell, launcher: str) 
     assert "objective=botleneck_s is not a number" in told
     assert "(nearest: 'bottleneck_s')" in told
     assert "its sweeper needs the values of the failed jobs" in told
-    assert "remedy: mend the jobs" in told
+    assert "remedy: correct the jobs" in told
     assert "max_failure_rate" not in told, "which has nothing to do with it"
     assert "Traceback" not in before, "of a job"
     assert "Traceback (" in told, "of the sweeper"

@@ -212,6 +212,6 @@ def test_rates_are_in_the_clusters_time(
 
 def test_an_epoch_that_is_never_steady_is_refused_before_it_begins() -> None:
     timer = StepTimer(1.0, clock=iter(()).__next__)
-    with pytest.raises(ConfigError, match="9 steps has no steady part") as caught:
+    with pytest.raises(ConfigError, match="steps=9 is too short") as caught:
         after_an_epoch(timer, trainer_of(Planned(2, 11), ranks=13, steps=9))
     assert "limit_train_batches to 10 or more" in caught.value.remedy

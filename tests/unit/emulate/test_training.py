@@ -137,7 +137,7 @@ def test_the_steady_part_neither_fills_nor_drains() -> None:
 
 @pytest.mark.parametrize(("steps", "ahead"), [(1, 0), (4, 0), (10, 7)])
 def test_too_few_steps_are_refused(steps: int, ahead: int) -> None:
-    with pytest.raises(ConfigError, match=f"{steps} steps has no steady part") as caught:
+    with pytest.raises(ConfigError, match=f"steps={steps} is too short") as caught:
         rates(ENDS_S[:steps], begin_s=100, per_step=1, time_scale=1, ahead=ahead)
     least = int(caught.value.remedy.split(" to ")[1].split()[0])
     enough = [float(k) for k in range(least)]

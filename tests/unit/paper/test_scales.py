@@ -196,7 +196,7 @@ def _swept(job: list[str]) -> list[str]:
 
 
 def test_a_scale_of_such_an_experiment_is_refused_where_nothing_stands_for_it() -> None:
-    with pytest.raises(ConfigError, match="table3 has no scales of its own"):
+    with pytest.raises(ConfigError, match="table3 computes with recorded"):
         compose.resolve(_unadmitted("experiment=table3", "scale=smoke"))
 
 

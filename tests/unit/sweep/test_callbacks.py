@@ -266,7 +266,7 @@ def test_a_sweep_whose_sweeper_gives_up_is_reported_as_others_are(tmp_path: Path
     assert trace.startswith("Traceback")
     assert "in raised" in trace, "whoever is to blame"
     assert "(ValueError: no number)" in end
-    assert "remedy: mend the jobs" in end
+    assert "remedy: correct the jobs" in end
 
 
 def test_errors_without_failed_jobs_do_not_end_a_sweep(tmp_path: Path, said) -> None:

@@ -118,7 +118,7 @@ def test_other_jobs_of_its_sweep_go_on(shell: Shell) -> None:
     assert second.value is not None
     told = done.err.partition("2 of 3 jobs failed:")[2]
     assert "job 1 (" in told
-    assert "remedy: name one of its keys that has a number" in told
+    assert "remedy: set objective to one of its keys that has a number" in told
     assert "nowhere" in (third.error or "")
     assert done.out == f"{second.run}\n"
     assert (sweep / "table.csv").exists()

@@ -125,7 +125,7 @@ def test_a_run_is_its_profiles_and_links_and_no_data(tmp_path: Path) -> None:
 
 
 def test_a_link_too_slow_is_refused_before_ranks_start(tmp_path: Path) -> None:
-    with pytest.raises(HardwareError, match="slower than can be emulated") as caught:
+    with pytest.raises(HardwareError, match="is too slow to be emulated") as caught:
         run_job(composed(*hosts(tmp_path, bytes_per_s=1e5), "parallel=dp"))
     assert "hardware.time_scale" in caught.value.remedy
     assert not list(tmp_path.glob("outputs/*/*/config.yaml")), "nothing stays of it"
