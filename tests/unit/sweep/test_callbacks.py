@@ -383,7 +383,7 @@ def test_two_sweeps_in_one_directory(tmp_path: Path, caplog: pytest.LogCaptureFi
             first.send_signal(signal.SIGKILL)
     assert refused.value.code == 2
     assert f"another sweep runs in {tmp_path}" in caplog.text
-    assert "remedy: wait for it or end it" in caplog.text
+    assert "remedy: wait until it ends, or end it" in caplog.text
     assert records_of(tmp_path) == [kept]
     claim(tmp_path)
 
