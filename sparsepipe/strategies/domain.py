@@ -77,11 +77,12 @@ class OwnDomains(ModulePart):
 
     @torch.no_grad()
     def unprune(self) -> None:
-        """Allocates what :meth:`prune` freed; its values are NaN."""
+        """Allocates what :meth:`prune` freed; its values are NaN, or 0 where they are integers."""
         # By name, since moving a module to a device replaces its buffers.
         for name, tensor in (*self._module.named_parameters(), *self._module.named_buffers()):
             if (shape := self._emptied.get(name)) is not None:
-                tensor.data = tensor.data.new_full(shape, float("nan"))
+                none = float("nan") if tensor.is_floating_point() else 0
+                tensor.data = tensor.data.new_full(shape, none)
         self._emptied.clear()
 
 

@@ -55,6 +55,8 @@ def test_parts_have_room_again_after_a_move() -> None:
     """A device's buffers are other tensors than those that were freed."""
     case = Case(targets=2, ranks=3)
     module = case.module()
+    for layer in list(module.modules()):
+        layer.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
     shapes = {name: value.shape for name, value in module.state_dict().items()}
     part = OwnDomains(module, placement_of(case), 1, 1)
     part.prune()
