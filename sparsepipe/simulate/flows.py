@@ -141,7 +141,7 @@ class Flows:
             self._changed[port] = None
 
     def update_rates(self) -> None:
-        """Computes the rates of all messages on ports whose number of messages has changed."""
+        """Updates the rate of each message on a port whose number of messages has changed."""
         ports, self._changed = self._changed, {}
         now_s, sharing, speeds = self._events.now_s, self._sharing, self._speeds
         for flow in {flow: None for port in ports for flow in sharing[port]}:

@@ -32,8 +32,8 @@ _LEAST = 1000
 """A run whose pace is measured, for lack of a cycle, has at least this number of minibatches."""
 
 _ROUNDS = 8
-"""It also has at least this number of minibatches for each rank, plus this number of periods if
-they are short: runs with a cycle reach it within 5.8 periods in benchmarks/simulate.py."""
+"""A run whose pace is measured has at least this many minibatches for each rank, plus this many
+periods if they are short: runs with a cycle reach it in 5.8 periods in benchmarks/simulate.py."""
 
 _LONG_PERIOD = 4
 """A period counts as short if it has at most this number of minibatches for each rank."""

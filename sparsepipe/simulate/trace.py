@@ -62,7 +62,7 @@ def trace_text(
 
     Args:
         plan: the stages and their ranks.
-        spans: what ranks do, with times in seconds.
+        spans: actions of ranks, messages and sums, with times in seconds.
         memory: levels of memory over time, by rank.
         kind: how times were obtained, such as ``simulated`` or ``measured``.
     """

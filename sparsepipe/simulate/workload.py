@@ -85,7 +85,7 @@ class Workload:
         output_bytes: float = 0.0,
         parameter_bytes: float = 0.0,
     ) -> Workload:
-        """A workload of equal stages, except that stage k takes ``scale[k]`` times as long."""
+        """A workload with these costs in all stages; stage k takes ``scale[k]`` times as long."""
         factors = [1.0] * plan.num_stages if scale is None else scale
         stages = tuple(
             StageCosts(

@@ -45,7 +45,7 @@ def check_bounds(coords_N4: Tensor, *, batch_size: int, spatial_shape: Triple | 
         if lowest[0] < 0 or highest[0] >= batch_size:
             wrong = lowest[0] if lowest[0] < 0 else highest[0]
             raise CoordinateError(
-                f"batch index {wrong} is outside a batch of {batch_size} samples",
+                f"batch index {wrong} is outside a batch of size {batch_size}",
                 remedy="order the columns as (batch, x, y, z), batch first: a batch-last tensor"
                 " becomes coords[:, [3, 0, 1, 2]]; or pass batch indices from 0 to batch_size - 1",
             )
@@ -65,7 +65,7 @@ def check_bounds(coords_N4: Tensor, *, batch_size: int, spatial_shape: Triple | 
                 )
     if max(extent) > MAX_COORDINATE + 1 or batch_size * math.prod(extent) > _MAX_KEYS:
         raise CoordinateError(
-            f"a grid of {extent} with {batch_size} samples has an axis of more than 2^21 voxels or "
+            f"a grid of {extent} for batch_size={batch_size} has an axis above 2^21 voxels or "
             "needs keys of more than 63 bits",
             remedy="use larger voxels, a tighter spatial_shape or fewer samples per batch",
         )
@@ -120,7 +120,7 @@ class TableIndex:
 
 
 class SortedIndex:
-    """Sorted keys and a binary search, for grids too large for a table."""
+    """Sorted keys of sites, found by binary search; for grids too large for a table."""
 
     __slots__ = ("_extent", "_keys_N", "_order_N")
 

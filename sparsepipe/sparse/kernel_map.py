@@ -132,7 +132,7 @@ class CoordinateCache:
         return level
 
     def samples(self) -> tuple[Tensor, Tensor]:
-        """Returns rows by sample, int64 [B, most] padded with N, and their counts, int64 [B].
+        """Returns each sample's rows, int64 [B, most] padded with N, and their counts, int64 [B].
 
         ``most`` is the largest count. The rows of a sample are in order, but need not be adjacent.
         """

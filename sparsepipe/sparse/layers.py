@@ -52,11 +52,11 @@ class _RowWise(nn.Module):
 
 
 class ReLU(_RowWise, nn.ReLU):
-    """Rectified linear unit."""
+    """Applies the rectified linear unit to features."""
 
 
 class Linear(_RowWise, nn.Linear):
-    """The same linear map at every voxel."""
+    """Applies the same linear map to the features of every voxel."""
 
 
 class Dropout(_RowWise, nn.Dropout):

@@ -103,7 +103,7 @@ class SparseTensor:
         cache = self.cache
         if feats_NC.shape[:1] != self.coords.shape[:1]:
             raise CoordinateError(
-                f"the features have shape {tuple(feats_NC.shape)}, but there are {len(self)} sites",
+                f"the features have shape {tuple(feats_NC.shape)}, not [{len(self)}, C]",
                 remedy="give one row of features for each row of coords",
             )
         return _rebuild(feats_NC, self.coords, self._context(), cache)

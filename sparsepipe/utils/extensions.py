@@ -44,7 +44,7 @@ def nearest(name: str, known: Iterable[str], *, prefix: str = "", lists: bool = 
 
 
 def imported(path: str, *, kind: str = "target") -> Callable[..., Any]:
-    """Imports the callable at a dotted path, such as ``package.module.Class.method``.
+    """Imports a callable such as ``package.module.Class.method``; a ConfigError says why it cannot.
 
     Args:
         path: the dotted path.

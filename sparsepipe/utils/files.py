@@ -80,7 +80,7 @@ def write_plain_json(path: Path, values: Any) -> None:
 
 
 class LockHeldError(Exception):
-    """A lock that another process holds could not be acquired in time."""
+    """Another process still held the lock when the time to wait for it was over."""
 
 
 @contextmanager

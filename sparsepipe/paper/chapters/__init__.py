@@ -27,7 +27,7 @@ _HERE = {
     "multi_dsn": "multi_dsn",
     "multi_dsn_memory": "multi_dsn",
 }
-"""Modules of this package's chapters by chapter, in the order of a report with all of them."""
+"""The module of each chapter of this package, in the order of a report with all chapters."""
 
 
 @cache

@@ -22,7 +22,7 @@ _COLUMNS = {
         ("layers_parameter_bytes", "parameter", "parameter size"),
     )
 }
-"""Columns by key of a profile's result; the result has a value for each layer there."""
+"""Columns by key of a profile run's result, which has a value for each layer under it."""
 _IN_TITLE = (
     *("data", "data.batch_size", "data.num_points", "data.resolution", "model", "model.width"),
 )

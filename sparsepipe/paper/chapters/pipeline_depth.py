@@ -14,7 +14,7 @@ from sparsepipe.runs.ledger_table import Row, plan_text
 IMAGES = 42_000
 """Number of training images in Zhang and Sun's study."""
 MICROBATCHES = 32
-"""T, the microbatches of a minibatch, unless ``parallel.strategy.microbatches`` is set."""
+"""T, the number of microbatches, unless ``parallel.strategy.microbatches`` is set."""
 TIME = Column(key="time", heading="time of 42,000 images", unit="min")
 SPEEDUP = Column(key="speedup", heading="speedup over serial", unit="x", compare=Compare.RATIO)
 BUBBLE = Column(key="bubble", heading="bubble", unit="%", form="{:.1f}", printed=False)

@@ -15,7 +15,7 @@ _COMPUTED = "not printed: the paper's split with its best cuts, by our cost mode
 
 
 def _table3_blocks(rows: Sequence[Row]) -> list[Block]:
-    """For each run, a block with all rows of the table."""
+    """A block with all rows of the table for each run of ``task=table3``."""
     blocks = []
     for run in [row for row in rows if row["task_name"] == "table3"] or [{}]:
         title = ""

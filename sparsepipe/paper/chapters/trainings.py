@@ -170,7 +170,7 @@ OTHERS = {
     "most": "task.most allows no larger one",
     "data": "the data have no more shapes",
 }
-"""Reasons by other values of ``limited_by``."""
+"""Reasons why a search ended, by other values of ``limited_by``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,5 +43,5 @@ def printed(name: Name) -> tuple[Mapping[str, str], ...]:
 
 
 def stages_of(assignment: str) -> list[str]:
-    """The devices of each stage in a row of Table III such as ``(4 RTX) (1 TitanV)``."""
+    """The devices of each stage, ``4 RTX`` and ``1 TitanV`` for ``(4 RTX) (1 TitanV)``."""
     return re.findall(r"\((.*?)\)", assignment)

@@ -90,8 +90,8 @@ def check_kernel_shape(feats: Tensor, kernel: Tensor, spec: KernelSpec) -> None:
     """Raises a ``BackendError`` unless the kernel fits the window and the input's channels."""
     if kernel.dim() != 3 or kernel.shape[:2] != (spec.volume, feats.shape[1]):
         raise BackendError(
-            f"the kernel has shape {tuple(kernel.shape)}, but the window has size {spec.size} and"
-            f" the input {feats.shape[1]} channels",
+            f"a kernel of shape {tuple(kernel.shape)} does not fit a window of size {spec.size} and"
+            f" features of shape {tuple(feats.shape)}",
             remedy=f"give a kernel of shape [{spec.volume}, {feats.shape[1]}, out_channels]",
         )
 

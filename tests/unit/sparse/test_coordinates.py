@@ -82,7 +82,7 @@ def test_duplicates_are_named(method, layer):
         ([[0, 0, 0, -7]], {}, "z coordinates go from -7", "shift"),
         ([[0, 0, 2**21, 0]], {}, "y coordinates go from 2097152", "larger voxels"),
         ([[0, 8, 0, 0]], {"spatial_shape": (8, 8, 8)}, "x coordinate 8 is outside", "shape"),
-        ([[3, 0, 0, 0]], {"batch_size": 3}, "batch index 3 is outside a batch of 3", "batch-last"),
+        ([[3, 0, 0, 0]], {"batch_size": 3}, "3 is outside a batch of size 3", "batch-last"),
         (
             [[0, 0, 0, 0]],
             {"spatial_shape": (2**21 + 1, 1, 1)},
