@@ -37,20 +37,20 @@ from sparsepipe.utils.process import no_garbage_collection
 log = logging.getLogger(__name__)
 
 FIRST = ("scale=desk", "data.source.train_per_class=50", "data.source.test_per_class=13")
-"""Arguments of the command if it is given none: the defaults, the paper's network and epochs, are
-too large for a laptop.
+"""What the command trains without any arguments, since the defaults, the paper's network and
+epochs, are too much for a laptop.
 """
 
 
 @dataclass(slots=True)
 class _ExitState:
-    """Exit code of the command, set while Hydra runs."""
+    """Exit code of the command: 0 until a job or an error sets another."""
 
     exit_code: int = 0
 
 
 def main() -> None:
-    """Composes the configuration and runs its task (``sparsepipe --help``)."""
+    """Composes the configuration from the command line, runs its task, and exits."""
     arguments = given = sys.argv[1:]
     if "--version" in arguments:
         python, torch = platform.python_version(), importlib.metadata.version("torch")
@@ -107,11 +107,11 @@ def _hydra_main(state: _ExitState) -> None:
 
 
 def _job(config: DictConfig, state: _ExitState) -> str | None:
-    """Runs one job and reports its errors, so that a sweep goes on with the next.
+    """Runs one job and reports its errors, so that a sweep continues with its next job.
 
     Returns:
-        The run's directory, as text that optimising sweepers can also use as the objective's
-        value; None if the job failed or only printed its configuration.
+        The run's directory; with an objective, a str that sweepers can also read as its value.
+        None if the job failed or only printed its configuration.
     """
     job = HydraConfig.get()
     sweep = job.mode == RunMode.MULTIRUN
@@ -169,7 +169,7 @@ def _swept(hydra_config: HydraConf, config: DictConfig) -> str:
 
 
 def _report(error: SparsePipeError, state: _ExitState) -> None:
-    """Prints an error; under torchrun, an error of all ranks is printed only once."""
+    """Prints an error and sets the exit code; if several ranks have the same error, one prints."""
     ranks = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
     message = f"error: {ranks}{error}"
     state.exit_code = state.exit_code or error.exit_code

@@ -1,7 +1,7 @@
-"""The exceptions that a user of SparsePipe can meet.
+"""The exceptions that SparsePipe raises for errors that its users can correct.
 
-Every message says what is wrong and names the remedy, so that it can be acted on
-without reading a traceback. ``assert`` is kept for invariants of our own code.
+Every message says what is wrong and names the remedy, so no traceback has to be read. ``assert`` is
+for invariants of SparsePipe's own code.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 REMEDY = "\n  remedy: "
-"""Between the message and the remedy of an error's text."""
+"""Separates the message from the remedy in the text of an error."""
 
 
 class SparsePipeError(Exception):
-    """Base class of errors that the user can mend.
+    """Base class of errors that the user can correct.
 
     Args:
         message: what is wrong, with the offending value.
@@ -54,7 +54,7 @@ class DataError(SparsePipeError):
 
 
 class NoRunsError(DataError):
-    """No run of the requested kind has finished, which is not always a mistake."""
+    """No finished run was found, which need not be an error for a report."""
 
 
 class CoordinateError(SparsePipeError, ValueError):
@@ -64,7 +64,7 @@ class CoordinateError(SparsePipeError, ValueError):
 
 
 class HardwareError(SparsePipeError):
-    """A request that the chosen hardware inventory cannot meet, or an invalid inventory."""
+    """A demand that the hardware cannot meet, such as more memory, or an invalid inventory."""
 
     exit_code = 4
 
@@ -80,7 +80,7 @@ class OutputError(SparsePipeError):
 
 
 class BackendError(SparsePipeError):
-    """A sparse backend that is missing or cannot do what it is asked to."""
+    """A sparse backend that is missing or does not support an operation."""
 
     exit_code = 6
 
@@ -89,7 +89,7 @@ class TransportError(SparsePipeError):
     """A rank that cannot be reached or does not answer.
 
     Attributes:
-        ranks: numbers of the missing ranks, as far as they are known.
+        ranks: the ranks that are missing or do not answer; empty if unknown.
     """
 
     exit_code = 7
@@ -105,4 +105,4 @@ class ProfileError(ConfigError):
 
 
 class ScheduleError(SparsePipeError):
-    """A schedule that no ranks could carry out."""
+    """A schedule that is invalid, or in which ranks would wait for each other for ever."""

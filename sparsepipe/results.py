@@ -1,7 +1,7 @@
-"""Results of finished runs, as a table, and the best run.
+"""Results of finished runs as a table, and the best of these runs.
 
 ``load_results`` reads the runs in a directory or a ledger file, ``gather`` writes the ledger of an
-experiment, ``best`` finds the best run. docs/results.md explains the columns.
+experiment, ``best`` finds the run with the best value in a column. See docs/results.md.
 """
 
 from sparsepipe.runs.best import BestRun, best

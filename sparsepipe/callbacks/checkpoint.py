@@ -34,19 +34,19 @@ log = logging.getLogger(__name__)
 class RunCheckpoint(Checkpoint):
     """Writes ``last.ckpt`` after every epoch and on request, ``best.ckpt`` when a metric improves.
 
-    Files appear whole or not at all. Every rank takes part; rank 0 writes.
+    A file is replaced only once the new one is complete. Every rank takes part; rank 0 writes.
 
     Args:
         directory: the run's directory.
         monitor: name of the metric for ``best.ckpt``; None: ``val/accuracy``, if it is logged.
         mode: ``max`` or ``min``: whether the highest or the lowest value is best.
-        resume: place where this run resumes; None: it starts anew.
+        resume: where this run resumes; None: it starts anew.
         record: plain values that describe what is trained, stored in every checkpoint.
         loaders: callback that holds the training's loaders.
 
     Attributes:
-        monitor: name of that metric.
-        best: its best value so far; None before the first.
+        monitor: name of the metric for ``best.ckpt``.
+        best: the metric's best value so far; None: there is no value yet.
     """
 
     state_key = STATE_KEY
@@ -112,8 +112,8 @@ class RunCheckpoint(Checkpoint):
     def save(self, trainer: pl.Trainer, *, epoch: int, batches: int, best: bool = False) -> None:
         """Writes ``last.ckpt``, and ``best.ckpt`` too if ``best``; every rank must call it.
 
-        The run will resume in ``epoch`` after ``batches``, as :class:`Resume` counts them. If a
-        loader cannot resume within the epoch, the checkpoint of the epoch's start stays.
+        The run will resume in ``epoch`` after its first ``batches``. If a loader cannot resume
+        within the epoch, ``last.ckpt`` stays that of the epoch's start.
         """
         found = process_group.gather_objects(self._loaders.obstacle) if batches else []
         if obstacle := next(filter(None, found), None):
@@ -184,8 +184,8 @@ _LOGGED = ("strategy", "bottleneck_s", "bottleneck", "dp_s", "stage_times_s", "t
 class KeepPlan(pl.Callback):
     """Writes the plan file into the run's directory when a pipeline begins to train.
 
-    Its entry ``recomputed`` lists recomputed spans of layers, if any. Loggers get the plan as
-    hyperparameters, with the times that the plan's search expected, if there was a search.
+    The file's entry ``recomputed`` lists recomputed spans of layers, if any. Loggers get the plan
+    as hyperparameters, with the times that the plan's search expected, if there was a search.
 
     Args:
         directory: the run's directory.

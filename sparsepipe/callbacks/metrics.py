@@ -1,4 +1,4 @@
-"""Writes a training's metrics and learning rate to a file, and keeps sums over its epochs."""
+"""Writes a training's metrics and learning rate to a file; resumes sums within an epoch."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class MetricsCsv(pl.Callback):
 
     A row is on disk before the checkpoint of its epoch. When a run resumes, rows of epochs that
     the checkpoint does not include are dropped, since these epochs run again. Loggers get the
-    learning rate too: Lightning's own monitor logs it at an epoch's start, which a run that
-    resumes within an epoch does not pass.
+    learning rate too: Lightning's own monitor logs it at an epoch's start, and thus not in a run
+    that resumes within the epoch.
 
     Args:
         path: the CSV file.
@@ -76,7 +76,7 @@ class MetricsCsv(pl.Callback):
 
 
 def epoch_metrics(trainer: pl.Trainer) -> dict[str, float]:
-    """Returns the epoch's metrics by name; collective, since metrics synchronise."""
+    """Returns the epoch's metrics by name; collective, since metrics may synchronise ranks."""
     values = {name: float(value) for name, value in trainer.callback_metrics.items()}
     # Besides ``name_epoch`` Lightning keeps the last step's value, as ``name`` and ``name_step``.
     return {
@@ -87,7 +87,7 @@ def epoch_metrics(trainer: pl.Trainer) -> dict[str, float]:
 
 
 def mean_over_ranks(values: Mapping[str, float | Tensor]) -> dict[str, float]:
-    """Averages over ranks each value that all of them have; collective."""
+    """Averages each value that all ranks have over the ranks; collective."""
     everyone = process_group.gather_objects({name: float(value) for name, value in values.items()})
     return {
         name: sum(rank[name] for rank in everyone) / len(everyone)
@@ -108,10 +108,10 @@ Sums = dict[str, State]
 class EpochSums(pl.Callback):
     """Makes ``train/loss``, ``train/accuracy`` and the like cover the whole epoch.
 
-    Lightning resets them when a run resumes within an epoch. A stop's checkpoint has each rank's
-    sums of the numbers and torchmetrics that ``training_step`` logs per epoch; the epoch's end adds
-    those of the batches after the stop. So this callback must precede all those that read metrics.
-    A metric without a rule for merging lacks the batches before the stop, with a warning.
+    Lightning resets them when a run resumes within an epoch. Checkpoints written within an epoch
+    therefore hold each rank's sums of the numbers and torchmetrics that ``training_step`` logs per
+    epoch, and the epoch's end adds those of the later batches. So this callback must precede all
+    that read metrics. Metrics that cannot be merged lack the first batches, with a warning.
     """
 
     def __init__(self) -> None:
@@ -149,9 +149,9 @@ class EpochSums(pl.Callback):
         self._before, self._ended = {}, True
 
     def _of_epoch(self, trainer: pl.Trainer) -> Iterator[tuple[str, LoggedValue, Any, State]]:
-        """Yields, for each value that training steps log per epoch: its key, Lightning's entry, the
-        object with its sums (this entry for a number, else the module's metric), and the state of
-        the whole epoch. A metric that is logged under two names comes once.
+        """Yields, for each value that training steps log per epoch, its key, Lightning's entry, the
+        object with its sums (this entry for a number, else the module's metric), and their state
+        over the whole epoch. A metric that is logged under two names is yielded once.
         """
         seen: set[int] = set()
         for key, item in training_values(trainer).items():

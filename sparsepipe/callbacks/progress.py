@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Throughput(pl.Callback):
-    """Logs ``time/epoch_s``, seconds of the epoch, and ``train/shapes_per_s``, over all ranks.
+    """Logs an epoch's time, ``time/epoch_s``, and the rate of all ranks, ``train/shapes_per_s``.
 
-    An epoch's time is that of its training steps on the slowest rank, before and after a stop; the
-    validation and the checkpoint at its end do not count.
+    The time is that of the epoch's training steps on the slowest rank, before and after a stop;
+    the validation and the checkpoint at its end do not count.
 
     Attributes:
         shapes_per_s: moving average of the rate of all ranks, for the progress bar.
@@ -88,7 +88,7 @@ class Throughput(pl.Callback):
 
 
 def batch_size_of(batch: Any) -> int:
-    """Counts the shapes in a batch, over all domains, by its labels or else its first tensor."""
+    """Returns the number of shapes in a batch (over all domains): of labels, else by a tensor."""
     if isinstance(batch, Tensor):
         return len(batch)
     if isinstance(batch, Mapping):
@@ -130,10 +130,10 @@ class ShapesProgressBar(RichProgressBar):
 class EpochLines(pl.Callback):
     """Logs one line at each epoch's end, for output that is not a terminal.
 
-    During long epochs, further lines tell how many batches are done.
+    During long epochs, further lines say how many batches are done.
 
     Args:
-        silence: decides when such a line is due.
+        silence: decides when such a further line is due.
     """
 
     def __init__(self, *, silence: Silence = SILENCE) -> None:

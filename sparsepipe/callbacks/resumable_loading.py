@@ -1,9 +1,9 @@
 """Training loaders that continue within an epoch when a run resumes.
 
-A ``DataLoader`` whose order depends only on the seed and the epoch skips the batches that are
-done: one with our samplers, or with torch's sequential, random and distributed ones. A loader
-with ``state_dict`` and ``load_state_dict``, such as torchdata's ``StatefulDataLoader``, gets its
-state back. Any other loader starts its epoch again.
+A ``DataLoader`` whose order depends only on the seed and the epoch skips the batches that are done,
+if its sampler is SparsePipe's or torch's sequential, random or distributed one. A loader with
+``state_dict`` and ``load_state_dict``, such as torchdata's ``StatefulDataLoader``, gets its state
+back. Any other loader starts its epoch again.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Resume:
     Attributes:
         path: the checkpoint file.
         epoch: the epoch that comes next or is under way, counted from 0.
-        batches: number of its batches that are done.
-        steps: training steps done, as loggers count them.
+        batches: number of batches of this epoch that are done.
+        steps: number of training steps done, as loggers count them.
         metrics: last validation metrics by name, if the epoch is under way.
         randomness: for each rank, the states of its random generators.
-        loaders: for each rank, the state of each of its loaders; None for a loader without one.
+        loaders: for each rank, the state of each of its loaders; None for a loader without state.
     """
 
     path: Path
@@ -72,7 +72,7 @@ class Resume:
 
     @classmethod
     def read(cls, path: Path, content: Mapping[str, Any]) -> Resume:
-        """Reads the place from a checkpoint's content.
+        """Reads the place from the ``content`` of the checkpoint file ``path``.
 
         Raises:
             CheckpointError: the checkpoint was not written by the training of a run.
@@ -94,7 +94,7 @@ class Resume:
         )
 
     def of_rank(self, entries: list[Any]) -> Any:
-        """Returns this rank's entry of a list over ranks; None if their number has changed."""
+        """Returns this rank's entry of a list over ranks; None: the number of ranks has changed."""
         if len(entries) != process_group.world_size():
             return None
         return entries[process_group.rank()]
@@ -105,12 +105,12 @@ class ResumableLoaders(pl.Callback):
 
     Args:
         seed: the run's seed.
-        resume: place where the training resumes; None: it starts anew.
+        resume: where the training resumes; None: it starts anew.
 
     Attributes:
         loaders: this rank's training loaders.
         obstacle: why this rank's loaders cannot resume within an epoch; None if they can.
-        skipped: number of batches done before the run resumed; 0 once a batch is read.
+        skipped: number of batches to skip, done before the run resumed; 0 after the first step.
     """
 
     def __init__(self, seed: int, *, resume: Resume | None = None) -> None:
@@ -142,7 +142,7 @@ class ResumableLoaders(pl.Callback):
         self._resume, self.skipped = None, 0
 
     def _prepare(self, trainer: pl.Trainer) -> None:
-        """Adapts new loaders; Lightning calls it before it makes their iterators."""
+        """Makes new loaders resume; Lightning calls this before it makes the loaders' iterators."""
         self.loaders = [
             each.loader if isinstance(each, Padded) else each
             for each in internals.loaders_of(trainer.fit_loop)
@@ -212,7 +212,7 @@ class ResumableLoaders(pl.Callback):
 
 
 class _Rest:
-    """Wraps a sampler; its first epoch skips what was read before the run resumed."""
+    """Wraps a sampler; skips what earlier processes have read of its first epoch."""
 
     def __init__(self, whole: Any, loaders: ResumableLoaders) -> None:
         self._whole, self._loaders = whole, loaders

@@ -28,8 +28,8 @@ class WriteShards(BasePredictionWriter):
 
     Each rank writes its own shards, so that none holds a whole sample; the strategy must be a
     :class:`SpatialStrategy` with ``gather_predictions=False``. ``predict_step`` must return a shard
-    [B, ...], with one sample per entry of the first dimension, or a collection that contains it.
-    The file has the samples in the order of the data set; read it with ``numpy.load``.
+    [B, ...] of the predictions for a batch of B samples, or a collection that contains it. The file
+    has the samples in the order of the data set; read it with ``numpy.load``.
 
     Args:
         path: the file, on a disk that all ranks share; an existing one is replaced.
@@ -37,8 +37,8 @@ class WriteShards(BasePredictionWriter):
         key: name of the shard to write if ``predict_step`` returns a mapping of several.
 
     Raises:
-        ConfigError: there are several loaders, fewer samples than ``samples``, or several shards
-            of which none has this key; or a batch does not tell the positions of its samples.
+        ConfigError: predictions are not in shards; there are several loaders, fewer samples than
+            ``samples``, no shard or several; or a batch lacks its samples' positions.
     """
 
     def __init__(self, path: Path | str, *, samples: int, key: str = "prediction") -> None:
@@ -55,7 +55,7 @@ class WriteShards(BasePredictionWriter):
             isinstance(strategy, SpatialStrategy) and not strategy.gather_predictions
         ):
             raise ConfigError(
-                "WriteShards writes shards of predictions, but the strategy gathers whole ones",
+                "WriteShards writes shards, but this strategy does not leave predictions in shards",
                 remedy="use SpatialStrategy(gather_predictions=False)",
             )
 
@@ -73,7 +73,7 @@ class WriteShards(BasePredictionWriter):
         if dataloader_idx:
             raise ConfigError(
                 "predictions come from several loaders, but a file holds those of one",
-                remedy="predict with one loader at a time, each into its own file",
+                remedy="predict with one loader at a time, each into a different file",
             )
         if isinstance(prediction, Mapping) and self._key in prediction:
             prediction = prediction[self._key]
@@ -81,7 +81,7 @@ class WriteShards(BasePredictionWriter):
         if len(shards) != 1:
             raise ConfigError(
                 f"predict_step returned {len(shards)} shards, but exactly one can be written",
-                remedy="return only the prediction, or return a mapping and give the key to write",
+                remedy=f"return one shard, or a mapping with the shard to write as {self._key!r}",
             )
         if isinstance(batch, dict) and isinstance(batch.get("index"), Tensor):
             indices = batch["index"].tolist()  # positions of the samples in the data set
@@ -89,7 +89,7 @@ class WriteShards(BasePredictionWriter):
             indices = list(batch_indices)
         else:
             raise ConfigError(
-                "a batch does not tell the positions of its samples in the data set",
+                "a batch lacks the positions of its samples in the data set",
                 remedy="add the positions to the batch as 'index'",
             )
         self._written += len(indices)

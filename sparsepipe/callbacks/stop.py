@@ -1,4 +1,4 @@
-"""Stops training when a signal arrives, and adds to errors where in the run they were raised."""
+"""Stops training when a signal arrives, and notes in errors where in a run they were raised."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from sparsepipe.strategies.trainer_internals import active_loop, log_step_metric
 
 
 class StopOnSignal(pl.Callback):
-    """Stops all ranks after the same step when a signal arrives, with a checkpoint.
+    """When a signal arrives, writes a checkpoint and stops all ranks after the same step.
 
-    Ranks do not check for signals during a validation, in which their numbers of batches may
-    differ, but after the next step or at the start of the next epoch.
+    Ranks check for signals after a step and at an epoch's start, but not during a validation, in
+    which their numbers of batches may differ.
 
     Args:
-        watch: tells whether a signal has arrived.
+        watch: records the signals that have arrived.
         checkpoint: callback that writes the checkpoint; None: a signal ends training at once,
-            without one.
+            without a checkpoint.
     """
 
     def __init__(self, watch: SignalWatch, checkpoint: RunCheckpoint | None) -> None:
@@ -87,13 +87,13 @@ class StopOnSignal(pl.Callback):
 
 
 def stop_if_requested(watch: SignalWatch) -> None:
-    """Raises :class:`Stopped` on all ranks if one got a signal; every rank must call it."""
+    """Raises :class:`Stopped` on all ranks if any has got a signal; every rank must call it."""
     if signum := process_group.highest(watch.signum or 0):
         raise Stopped(signum)
 
 
 class ErrorNotes(pl.Callback):
-    """Adds a note with stage, epoch and batch to an exception, unless it is ours or has notes."""
+    """Adds a note with stage, epoch and batch to exceptions other than SparsePipeErrors."""
 
     @override
     def on_exception(

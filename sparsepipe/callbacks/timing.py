@@ -1,4 +1,4 @@
-"""Records when the stages of a pipeline compute, and when an emulation's steps end."""
+"""Records when the ranks of a pipeline compute, and when the steps of an emulation end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Step(NamedTuple):
     Attributes:
         busy: periods in which the rank computed, in seconds of the clock.
         end_s: when the step ended, in seconds of the clock.
-        round: number of steps before it since the pipeline was empty.
+        round: number of steps before this one since the pipeline was last empty.
     """
 
     busy: list[Interval]
@@ -43,7 +43,7 @@ class Step(NamedTuple):
 
 
 class BusyTimes(pl.Callback):
-    """Records when this rank of a pipeline on CPUs computes; otherwise does nothing.
+    """Records when this rank computes, if it belongs to a pipeline on CPUs.
 
     Args:
         clock: returns seconds that never decrease, the same on all ranks of a host.
@@ -85,7 +85,7 @@ class BusyTimes(pl.Callback):
             self._now = []
 
     def values(self) -> dict[str, float]:
-        """Returns the ranks' mean and least idle share of time, for ``result.json``; collective.
+        """Returns the mean and smallest idle share of the ranks, for ``result.json``; collective.
 
         Empty if no pipeline or too few steps ran, or if ranks are on several hosts.
         """
@@ -114,10 +114,10 @@ class BusyTimes(pl.Callback):
 def idle_shares(
     ranks: Sequence[Sequence[Interval]], *, begin: float | None = None, end: float | None = None
 ) -> list[float]:
-    """Returns the share of the time from ``begin`` to ``end`` in which each rank computes nothing.
+    """Returns, for each rank, the share of the time from ``begin`` to ``end`` in which it is idle.
 
-    By default the time lasts from the first begin to the last end in ``ranks``: for the forwards
-    and backwards of one minibatch, the time that it spends in the pipeline.
+    ``ranks``: the periods in which each rank computes. By default, the time lasts from the first
+    begin to the last end of these periods.
     """
     begin = min(a for own in ranks for a, _ in own) if begin is None else begin
     end = max(b for own in ranks for _, b in own) if end is None else end
@@ -128,10 +128,8 @@ def idle_shares(
 
 
 def synchronous_bubbles(ranks: Sequence[Sequence[Step]]) -> list[float] | None:
-    """Returns each rank's mean idle share of a minibatch's time; None if only the first one ran.
-
-    Each step in ``ranks`` is one minibatch, whose last busy period is the update; the first step
-    does not count.
+    """Returns each rank's mean idle share of a minibatch's time, without the update, the last busy
+    period of a step; None: only the first minibatch, which does not count, ran.
     """
     count = min(map(len, ranks))
     minibatches = [[steps[number].busy[:-1] for steps in ranks] for number in range(1, count)]
@@ -140,12 +138,12 @@ def synchronous_bubbles(ranks: Sequence[Sequence[Step]]) -> list[float] | None:
 
 
 def steady_idle(ranks: Sequence[Sequence[Step]], *, ahead: int) -> list[float] | None:
-    """Returns each rank's idle share of the time in which an asynchronous pipeline was full; None
-    if it never was.
+    """Returns each rank's idle share of the time in which an asynchronous pipeline was full; None:
+    it never was.
 
     Filling, draining, and the time between a drain and the next step are left out: they depend on
     the length of epochs and on validations and checkpoints in them. All ranks drain after the same
-    steps; ``ahead`` is that of :func:`steady_rounds`.
+    steps; ``ahead``: that of :func:`steady_rounds`.
     """
     runs: list[list[Step]] = []  # from one drain to the next
     for step in ranks[0]:
@@ -170,10 +168,10 @@ def steady_idle(ranks: Sequence[Sequence[Step]], *, ahead: int) -> list[float] |
 
 
 class StepTimer(pl.Callback):
-    """Records when each step of one emulated epoch ends, and limits the links during training.
+    """Records when each step of an emulated epoch ends; limits the links' speed during training.
 
     Args:
-        time_scale: how many times slower than the cluster the emulation runs.
+        time_scale: factor by which the emulation runs slower than the cluster.
         clock: returns seconds that never decrease.
     """
 

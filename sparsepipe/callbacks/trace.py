@@ -1,4 +1,4 @@
-"""Traces what the ranks of a pipeline, and Lightning around them, do on a few minibatches."""
+"""Records what the ranks of a pipeline, and Lightning in these ranks, do on a few minibatches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHOWN_MS = 0.05
 """Parts of a minibatch's time that are shorter than this are not shown."""
 
 _SKIPPED = 2
-"""Minibatches per rank before a trace, in which the pipeline fills and allocates memory."""
+"""Minibatches per rank before a trace, during which the pipeline fills and allocates memory."""
 
 _TRACED = 3
 """Minibatches per rank in a trace."""
@@ -42,7 +42,7 @@ any other action contains several parts, or none."""
 
 
 class _Forwarding(Profiler):
-    """Records what Lightning profiles, and forwards it to the run's own profiler."""
+    """Records the actions that Lightning profiles, and forwards them to the run's own profiler."""
 
     def __init__(self, recorder: Recorder, own: Profiler) -> None:
         super().__init__()
@@ -69,8 +69,8 @@ class _Forwarding(Profiler):
 class Trace(pl.Callback):
     """Records what each rank of a pipeline does on a few minibatches.
 
-    Ranks of one host share a clock. Times of other hosts are shifted by the difference of the
-    clocks right after a collective, which is accurate to the duration of that collective.
+    Ranks of one host share a clock. Times of other hosts are shifted by the clocks' difference
+    right after a collective, which is accurate to the duration of that collective.
     """
 
     _recorder: Recorder | None = None
@@ -82,7 +82,7 @@ class Trace(pl.Callback):
         if not isinstance(strategy, StagedStrategy) or strategy.pipeline is None:
             raise ConfigError(
                 "trainer.trace=true records the stages of a pipeline on several ranks, but this "
-                "training has none",
+                "training is not one",
                 remedy="choose parallel=hete_mp, pipeline or gpipe with two devices or more, or "
                 "leave trainer.trace out; trainer.profiler=simple times the parts of any step",
             )
@@ -122,7 +122,7 @@ class Trace(pl.Callback):
             trainer.profiler = profiler.own  # type: ignore[attr-defined]
 
     def gathered(self) -> Measured | None:
-        """Returns the records of all ranks; None if training ended before the first. Collective."""
+        """Returns the records of all ranks; None: training ended before a trace. Collective."""
         own = self._recorder
         if own is None:
             return None
@@ -163,13 +163,13 @@ class Trace(pl.Callback):
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """Records of the ranks' time, in seconds from the first action on.
+    """What ranks did in a trace, in seconds since its first action.
 
     Attributes:
         spans: actions and other parts of ranks' time, rank by rank and in order.
         windows: by rank, begin and end of its traced steps.
-        without_core_s: by rank on a CPU, how long its thread had no core while it computed in its
-            window.
+        without_core_s: by rank on a CPU, how long its thread waited for a core while it computed
+            in its window.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -183,8 +183,8 @@ class Measured:
         return len({span.number for span in own if begin <= span.start < end})
 
     def times_s(self, rank: int) -> dict[str, float]:
-        """Returns a rank's mean seconds per minibatch, by part: its actions, the other recorded
-        parts, and as ``else`` the rest of its window, which is Lightning's own loop.
+        """Returns a rank's mean seconds per minibatch, by part: actions, other recorded parts, and
+        as ``else`` the rest of its window, which is Lightning's own loop.
         """
         begin, end = self.windows[rank]
         own = [span for span in self.spans if span.rank == rank]
@@ -203,7 +203,7 @@ class Measured:
         return {part: took / count for part, took in parts.items()}
 
     def in_words(self, rank: int, planned_s: Mapping[str, float]) -> str:
-        """Formats :meth:`times_s`, with ``planned_s``, seconds per part that a plan expected."""
+        """Formats :meth:`times_s`, with the seconds per part that a plan expected, if known."""
         times_s = self.times_s(rank)
         words = [
             f"{part} {1e3 * took:.1f}"

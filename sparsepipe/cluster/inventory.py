@@ -1,4 +1,4 @@
-"""Inventories as values: hosts with devices, links between them, YAML in and out."""
+"""Hardware inventories, hosts with devices and links, and their YAML files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from sparsepipe.utils import reading
 
 Accelerator = Literal["cpu", "cuda"]
 _MOST_DEVICES = 10_000
-"""More than any cluster on which one network is trained; a search for a plan lists them all."""
+"""Largest number of devices in an inventory: a search for a plan lists them all."""
 
 
 def _amount(value: Any) -> Any:
-    """The number, even if YAML reads it as text, as it does with 12e9; None stays None."""
+    """Returns a YAML value as a number, even 12e9, which YAML reads as text; None stays None."""
     number = value
     if isinstance(value, str):
         with suppress(ValueError):
@@ -58,17 +58,17 @@ _NO_OTHERS = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Equal devices of one host.
+    """Devices of one host that are all of the same model.
 
     Args:
         name: the device's model, as the vendor calls it.
         count: number of these devices in the host.
-        accelerator: ``cpu`` (one device a core) or ``cuda``.
-        memory_bytes: memory of one device; the cores of a CPU share the host's evenly.
-        tflops: peak in 1e12 floating-point operations a second, if known.
-        memory_bytes_per_s: memory bandwidth, if known.
+        accelerator: ``cpu`` (one device per core) or ``cuda``.
+        memory_bytes: memory of one device, for a core its share of the host's; None: unknown.
+        tflops: peak in 1e12 floating-point operations per second; None: unknown.
+        memory_bytes_per_s: memory bandwidth; None: unknown.
         profile: profile file of each model measured on this device, by model name.
-        slowdown: factor, at least 1, by which pauses make a CPU device slower than it is.
+        slowdown: factor, at least 1, by which pauses slow down a CPU device.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
@@ -87,16 +87,16 @@ class Device:
             raise HardwareError(
                 f"{self.name}: slowdown {self.slowdown:g} is not possible with accelerator "
                 f"{self.accelerator}",
-                remedy="give slowdown a finite number of at least 1, where 2 means half the speed, "
-                "and only to devices with accelerator: cpu",
+                remedy="set slowdown to a finite number of at least 1 (2 means half the speed) for "
+                "devices with accelerator: cpu, and leave it out for others",
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A connection with its bandwidth, in bytes per second each way, and its latency.
+    """A connection: its bandwidth in each direction, and the latency of a message.
 
-    The partitioner ignores ``latency_s``, as the cost models of the paper and of PipeDream do.
+    The partitioner ignores the latency, as the cost models of the paper and of PipeDream do.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
@@ -106,7 +106,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A machine: its devices, and the link between any two of them (None: not known)."""
+    """A machine: its devices, and the link between any two of them (None: unknown)."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
     name: str
@@ -116,7 +116,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """All hosts that a run may use, and the link between any two of them (None: not known)."""
+    """All hosts that a run may use, and the link between any two of them (None: unknown)."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
     hosts: tuple[Host, ...]
@@ -125,19 +125,19 @@ class Inventory:
     def __post_init__(self) -> None:
         if self.num_devices > _MOST_DEVICES:
             raise HardwareError(
-                f"the inventory has {self.num_devices:,} devices, more than {_MOST_DEVICES:,}",
-                remedy="lower 'count', the number of equal devices in one host, or "
-                "hardware.cpu_devices for the machine at hand",
+                f"the inventory has {self.num_devices:,} devices; the limit is {_MOST_DEVICES:,}",
+                remedy="lower 'count', the number of equal devices in one host, or, with "
+                "hardware=local, hardware.cpu_devices",
             )
 
     @property
     def num_devices(self) -> int:
-        """Number of devices of all hosts."""
+        """Number of devices of all hosts together."""
         return sum(device.count for host in self.hosts for device in host.devices)
 
     @property
     def accelerator(self) -> Accelerator:
-        """The kind of all devices, ``cpu`` or ``cuda``; a HardwareError if there are several."""
+        """The kind of all devices; raises a HardwareError if there are several kinds."""
         kinds: set[Accelerator] = {d.accelerator for host in self.hosts for d in host.devices}
         if len(kinds) != 1:
             raise HardwareError(
@@ -147,21 +147,21 @@ class Inventory:
         return kinds.pop()
 
     def devices_per_host(self, num_hosts: int) -> int:
-        """The smallest number of devices of any of the first ``num_hosts`` hosts.
+        """Smallest number of devices that one of the first ``num_hosts`` hosts has.
 
-        A single host stands for any number of its kind.
+        An inventory with a single host stands for any number of such hosts.
         """
         if num_hosts > len(self.hosts) > 1:
             raise HardwareError(
                 f"{num_hosts} hosts are requested, but the inventory has {len(self.hosts)}",
-                remedy=f"set parallel.num_nodes={len(self.hosts)} or less, or choose other "
-                "hardware",
+                remedy=f"set parallel.num_nodes={len(self.hosts)} or less, or choose hardware "
+                "with more hosts",
             )
         return min(sum(d.count for d in host.devices) for host in self.hosts[:num_hosts])
 
     def require(self, count: int, *, num_hosts: int = 1) -> None:
         """Raises a HardwareError unless each of the first ``num_hosts`` hosts has at least
-        ``count`` devices; a single host stands for any number of its kind.
+        ``count`` devices; an inventory with a single host stands for any number of such hosts.
         """
         available = self.devices_per_host(num_hosts)
         if count > available:
@@ -174,14 +174,14 @@ class Inventory:
             raise HardwareError(
                 f"{count} devices are requested{each}, but the inventory has {available} ({names})",
                 remedy=f"set parallel.devices={available * num_hosts} or less, or choose "
-                "other hardware",
+                "hardware with more devices",
             )
 
     def fingerprint(self) -> str:
-        """A hash of the hardware, equal for inventories that are interchangeable.
+        """Returns a hash of the hardware, equal for inventories that are interchangeable.
 
         Host names are left out, so that a run can continue on another machine of the same kind.
-        Memory is rounded to GiB, since what a kernel reports differs between boots.
+        Memory is rounded to GiB, since what a kernel reports differs from boot to boot.
         """
         value = asdict(self)
         for host in value["hosts"]:
@@ -208,7 +208,7 @@ class Inventory:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Inventory:
-        """Builds an inventory from plain mappings and lists, without devices of ``count: 0``."""
+        """Builds an inventory from plain mappings and lists; drops devices with ``count: 0``."""
         try:
             given: Inventory = _adapter().validate_python(value)
         except ValidationError as error:
@@ -225,21 +225,21 @@ class Inventory:
             if twice := {name for name in names if names.count(name) > 1}:
                 raise HardwareError(
                     f"{where} has several entries with the same name: {', '.join(sorted(twice))}",
-                    remedy="give each a name of its own; equal devices of a host are one entry "
-                    "with a 'count'",
+                    remedy="give each entry a different name; list equal devices of a host as one "
+                    "entry with a 'count'",
                 )
         for device in (device for host in given.hosts for device in host.devices):
             if speeds.setdefault(device.name, device.slowdown) != device.slowdown:
                 raise HardwareError(
                     f"{device.name} has slowdown {speeds[device.name]:g} on one host and "
                     f"{device.slowdown:g} on another",
-                    remedy="call devices of different speeds by different names",
+                    remedy="give devices of different speeds different names",
                 )
         used = (replace(h, devices=tuple(d for d in h.devices if d.count)) for h in given.hosts)
         found = tuple(host for host in used if host.devices)
         if not found:
             raise HardwareError(
-                "the inventory has no device",
+                "the inventory has no devices",
                 remedy="list hosts with devices, at least one of them with a 'count' above 0",
             )
         return replace(given, hosts=found)
@@ -251,7 +251,7 @@ def _adapter() -> TypeAdapter[Inventory]:
 
 
 def joined_by(inventory: Inventory, bytes_per_s: float | None) -> Inventory:
-    """The inventory with ``bytes_per_s`` as the bandwidth between its hosts; None: unchanged."""
+    """Returns the inventory with this bandwidth between its hosts; None: unchanged."""
     if bytes_per_s is None:
         return inventory
     link = inventory.link or Link(bytes_per_s=0)
@@ -259,7 +259,7 @@ def joined_by(inventory: Inventory, bytes_per_s: float | None) -> Inventory:
 
 
 def joined_where_missing(inventory: Inventory, bytes_per_s: float | None) -> Inventory:
-    """The inventory with ``bytes_per_s`` for all links without a bandwidth; None: unchanged."""
+    """Returns the inventory with links of this bandwidth where it has none; None: unchanged."""
     if bytes_per_s is None:
         return inventory
     link = Link(bytes_per_s=bytes_per_s)
@@ -268,9 +268,7 @@ def joined_where_missing(inventory: Inventory, bytes_per_s: float | None) -> Inv
 
 
 def how_to_give_links(inventory: Inventory) -> str:
-    """A remedy that names every link without a bandwidth, so that one error is enough; empty if all
-    links have one.
-    """
+    """Returns a remedy that names every missing link of the inventory; an empty text if none is."""
     several = [host for host in inventory.hosts if sum(each.count for each in host.devices) > 1]
     places = [f"host {host.name}" for host in several if host.link is None]
     if inventory.link is None and len(inventory.hosts) > 1:

@@ -1,4 +1,4 @@
-"""Detection of the machine at hand."""
+"""Detects the devices of this machine."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sparsepipe.utils.host import cpu_name, memory_bytes, usable_cores
 def local(
     *, accelerator: Literal["auto", "cpu", "cuda"] = "auto", cpu_devices: Count | None = None
 ) -> Inventory:
-    """The inventory of this machine: its CUDA GPUs, or its CPU with one device a core.
+    """Returns the inventory of this machine: its CUDA GPUs, or its CPU with one device per core.
 
     Counts only the cores that this process may use (``taskset``, cpusets), and no more than a
-    container's CPU quota is worth (``docker --cpus``).
+    container's CPU quota allows (``docker --cpus``).
 
     Args:
-        accelerator: ``auto`` takes the GPUs if torch sees any.
-        cpu_devices: number of devices that the CPU counts as; None: one a core. With more,
-            processes share cores, and the run is slower than on as many machines.
+        accelerator: ``auto``: the GPUs if torch finds any, else the CPU.
+        cpu_devices: number of devices that the CPU counts as; None: one per core. With more than
+            that, ranks share cores, and a run is slower than on real devices of that number.
     """
     devices: list[Device] = []
     if accelerator != "cpu":
@@ -40,7 +40,7 @@ def local(
         ]
         if not devices and accelerator == "cuda":
             raise HardwareError(
-                "torch sees no CUDA device here",
+                "torch finds no CUDA device on this machine",
                 remedy="install a CUDA build of torch and its driver, or set "
                 "hardware.accelerator=cpu",
             )

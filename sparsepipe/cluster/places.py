@@ -1,4 +1,4 @@
-"""Single devices of an inventory: on which one each rank runs, and which GPU that is."""
+"""Single devices of an inventory: the device of each rank, and the GPU that a device is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparsepipe.errors import HardwareError, PlanError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One device; ``number`` counts the devices of one model (``name``) in their host, from 0."""
+    """One device; ``number`` is its index among the devices of one model (``name``) in its host."""
 
     host: str
     name: str
@@ -27,25 +27,24 @@ class Place:
 
 
 def places(inventory: Inventory) -> tuple[Place, ...]:
-    """All devices of the inventory, in its order."""
+    """Returns all devices of the inventory, in its order."""
     return tuple(place for host in inventory.hosts for place in _places_in(host))
 
 
 def place_of(inventory: Inventory, text: str) -> Place:
-    """The device with this name in a plan file, such as ``host/RTX 2080 Ti/2``."""
+    """Returns the device with this name in plan files, such as ``host/RTX 2080 Ti/2``."""
     there = {place.text: place for place in places(inventory)}
     if text not in there:
         raise HardwareError(
             f"the inventory has no device {text!r}",
-            remedy=f"name one of its devices: {', '.join(there) or 'it has none'}",
+            remedy=f"name one of its devices: {', '.join(there) or 'none'}",
         )
     return there[text]
 
 
 def device_name(text: str) -> str:
-    """The model of a device, by which its profile is found, from the device's name in a plan file.
-
-    Devices of a plan made by hand are not in an inventory: their names have one part.
+    """Returns the model in a device's name from a plan file: ``RTX 2080 Ti`` of ``host/RTX 2080
+    Ti/2``. A name without slashes, as in plans made by hand, is returned unchanged.
     """
     return text.partition("/")[2].rpartition("/")[0] or text
 
@@ -58,7 +57,7 @@ def places_for(
     nodes: int,
     searched: bool = False,
 ) -> tuple[Place, ...]:
-    """The device of each rank.
+    """Returns the device of each rank.
 
     Ranks take the devices that a plan names, if the inventory has all of them. Otherwise (a plan
     made by hand, with devices ``rank 0`` and so on, or for another inventory) they take the devices
@@ -66,12 +65,12 @@ def places_for(
 
     Args:
         inventory: the hardware, with enough devices (:meth:`Inventory.require`). A single host
-            stands for any number of its kind.
+            stands for any number of such hosts.
         devices: names of a plan's devices, one for each rank; None: no plan.
-        ranks: number of ranks of all nodes.
-        nodes: number of hosts that take part. Without a plan, each has the same number of ranks,
-            unless all devices of these hosts are in use.
-        searched: whether a search has found the plan for its devices, so that others are refused.
+        ranks: number of ranks on all nodes together.
+        nodes: number of hosts that the run uses. Without a plan, each has the same number of
+            ranks, unless all devices of these hosts are in use.
+        searched: whether a search chose the plan's devices, so that no others may replace them.
     """
     chosen = named_places(inventory, devices or ())
     # A single host may stand for several nodes, whose devices have the same names.
@@ -79,7 +78,8 @@ def places_for(
     if chosen is not None and not alike:
         if len(chosen) != ranks or len(set(chosen)) != ranks:
             raise PlanError(
-                f"the plan names {', '.join(place.text for place in chosen)} for {ranks} ranks",
+                f"the plan names {', '.join(place.text for place in chosen)}, but {ranks} ranks "
+                "need a different device each",
                 remedy="name one device for each rank, and none twice",
             )
         ranks_of_nodes(chosen, inventory, nodes=nodes)
@@ -91,7 +91,7 @@ def places_for(
             raise PlanError(
                 f"the plan is for {', '.join(others)}, but the inventory has {', '.join(there)}",
                 remedy="choose the hardware that the plan was searched for, or search for a plan "
-                "for this one; or give the plan's config and cuts as parallel.plan.config and "
+                "for this hardware; or give the plan's config and cuts as parallel.plan.config and "
                 "parallel.plan.cuts, so that ranks take the devices in the inventory's order",
             )
     hosts = inventory.hosts if len(inventory.hosts) > 1 else inventory.hosts * nodes
@@ -101,10 +101,10 @@ def places_for(
 
 
 def named_places(inventory: Inventory, devices: Sequence[str]) -> tuple[Place, ...] | None:
-    """The devices that a plan names; None if it names none or the inventory lacks one.
+    """Returns the devices with these names in a plan; None: no names, or one not in the inventory.
 
-    If plan and inventory have a single host each, their names need not agree: machines are renamed,
-    and a run may continue on another one of the same kind.
+    If plan and inventory have a single host each, the hosts' names need not agree: machines are
+    renamed, and a run may continue on another machine of the same kind.
     """
     named = _as_called_now(inventory, devices)
     there = {place.text: place for place in places(inventory)}
@@ -123,11 +123,11 @@ def _as_called_now(inventory: Inventory, devices: Sequence[str]) -> list[str]:
 def ranks_of_nodes(
     chosen: Sequence[Place], inventory: Inventory, *, nodes: int
 ) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each node, in the order of its processes.
+    """Returns the ranks on each node, in the order of the node's processes.
 
     Ranks are numbered stage after stage, but launchers number processes node after node. Nodes are
-    the hosts that have ranks, in the inventory's order; a single host stands for any number of its
-    kind.
+    the hosts of the devices ``chosen`` for the ranks, in the inventory's order; an inventory with a
+    single host stands for any number of such hosts.
     """
     if len(inventory.hosts) == 1:
         each = len(chosen) // nodes
@@ -136,10 +136,10 @@ def ranks_of_nodes(
     used = sorted({place.host for place in chosen}, key=hosts.index)
     if len(used) != nodes:
         raise PlanError(
-            f"the plan's devices are on {len(used)} hosts ({', '.join(used)}), but "
+            f"the hosts of the plan's devices are {', '.join(used)}, but "
             f"parallel.num_nodes={nodes}",
-            remedy=f"start the command with torchrun on each of them, with parallel.num_nodes="
-            f"{len(used)}, or make a plan for devices of {nodes} hosts",
+            remedy=f"set parallel.num_nodes={len(used)} and start the command with torchrun on "
+            "each of these hosts, or make a plan for devices of as many hosts as num_nodes",
         )
     return tuple(
         tuple(rank for rank, place in enumerate(chosen) if place.host == host) for host in used
@@ -161,10 +161,11 @@ def _places_in(host: Host) -> list[Place]:
 
 
 def gpu_indices(places: Sequence[Place], gpus: Sequence[str], *, host: Host) -> list[int]:
-    """CUDA's index of each device; the k-th device of a kind is the k-th GPU of that kind.
+    """Returns CUDA's index of each of these devices: the device with ``number`` k of a model is the
+    k-th GPU of that model, from 0.
 
-    A GPU belongs to the kind with the longest name that its own contains as whole words, as
-    ``NVIDIA GeForce RTX 2080 Ti`` contains ``RTX 2080 Ti``.
+    The model of a GPU is the longest model name in the inventory that the GPU's own name contains
+    as whole words, as ``NVIDIA GeForce RTX 2080 Ti`` contains ``RTX 2080 Ti``.
 
     Args:
         places: devices of ``host``.
@@ -182,20 +183,20 @@ def gpu_indices(places: Sequence[Place], gpus: Sequence[str], *, host: Host) -> 
         if place.number >= len(alike):
             listed = ", ".join(f"{index}: {gpu}" for index, gpu in enumerate(gpus))
             raise HardwareError(
-                f"the inventory has {place.text}, but this machine has {len(alike)} GPUs of that "
-                f"name; torch finds {listed or 'no GPU'}",
-                remedy="choose the hardware at hand (hardware=local), or name the devices of the "
-                "inventory as torch names these",
+                f"the inventory has {place.text}, but this machine has only {len(alike)} of these "
+                f"GPUs; torch finds {listed or 'no GPU'}",
+                remedy="choose the hardware of this machine (hardware=local), or give the devices "
+                "of the inventory the names and counts that torch finds",
             )
         found.append(alike[place.number])
     return found
 
 
 def any_alike_serve(places: Sequence[Place]) -> bool:
-    """Whether the devices of each kind are its first ones, so that any GPUs of the kind can serve.
+    """Whether the devices of each model are its first ones, so that any of its GPUs can serve.
 
-    :func:`gpu_indices` takes the k-th GPU of a kind that the process sees. A process that sees no
-    more GPUs than it needs can thus only serve as the first devices of each kind.
+    :func:`gpu_indices` counts only the GPUs that the process sees. If it sees no more than it
+    needs, these can serve only as the first devices of each model.
     """
     numbers: dict[str, set[int]] = {}
     for place in places:

@@ -80,7 +80,7 @@ def execute(run: ResolvedRun) -> None:
 
 
 def timeout_s(spec: RunSpec) -> float:
-    """Longest time, in seconds, that a rank waits for others."""
+    """Longest time, in seconds, that a rank waits for other ranks."""
     return float(spec.parallel.argument("timeout_s", 300.0))
 
 
@@ -100,15 +100,15 @@ def explain_stop(stop: Stopped, directory: RunDir, spec: RunSpec) -> None:
 def _last_checkpoint(directory: RunDir) -> str:
     if not directory.last.exists():
         return "there is no checkpoint yet"
-    return f"the last one is of epoch {len(read_rows(directory.metrics))} or later"
+    return f"the last one includes at least {len(read_rows(directory.metrics))} epochs"
 
 
 @contextmanager
 def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
-    """Lets only the first rank that fails within the block raise its error, noting the rank.
+    """Lets only the first rank that fails in the block raise its error, and adds the rank to it.
 
-    The other ranks end at once. Since the agent sends SIGTERM to all ranks when one has ended, a
-    rank ignores that signal before it checks whether it is the one to report.
+    Other ranks that fail exit at once. Since torchrun's agent sends SIGTERM to all ranks when one
+    has ended, a rank ignores that signal before it checks whether it is the first.
     """
     try:
         yield
@@ -131,7 +131,7 @@ def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
 
 
 def user_error(error: Exception, run: ResolvedRun) -> SparsePipeError | None:
-    """The error with a remedy, if memory ran out or Lightning refused settings; None otherwise."""
+    """Returns an error with a remedy if memory ran out or Lightning refused settings, else None."""
     if isinstance(error, SparsePipeError):
         return None
     # Lightning raises a plain ValueError for settings that it checks during the fit.
@@ -139,7 +139,7 @@ def user_error(error: Exception, run: ResolvedRun) -> SparsePipeError | None:
     if late or isinstance(error, MisconfigurationException):
         return ConfigError(
             f"Lightning refuses the settings: {str(error).strip()}",
-            remedy="correct the keys of trainer that it names",
+            remedy="correct the keys of trainer that Lightning names",
         )
     cuda = run.inventory.accelerator == "cuda"
     if not ran_out(error, filled=filled_share(None) if cuda else 0.0):
@@ -159,8 +159,8 @@ def user_error(error: Exception, run: ResolvedRun) -> SparsePipeError | None:
 
 
 def limit_threads() -> None:
-    """Limits torch's threads to the usable cores, unless OMP_NUM_THREADS is set: under a CPU quota,
-    torch would start too many.
+    """Limits torch to as many threads as this process may use cores, unless OMP_NUM_THREADS is set:
+    by default, torch ignores a CPU quota.
     """
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > usable_cores():
         torch.set_num_threads(usable_cores())

@@ -66,15 +66,15 @@ def run_job(
         spec: the configuration.
         fresh_processes: whether to start a process even for a single rank, as sweeps must.
         wait_s: how long to wait for another process that runs the same job, in seconds.
-        anew_since_s: Unix time; with ``force``, a run that has finished since then counts as
-            started anew already.
-        found: called with the run's directory as soon as it is determined.
+        anew_since_s: Unix time in seconds; a run that has finished since then is skipped even with
+            ``force``.
+        found: called with the run's directory as soon as it is known, except under torchrun.
 
     Returns:
         The run's directory.
 
     Raises:
-        SparsePipeError: the run failed for a reason that the user can mend.
+        SparsePipeError: the run failed for a reason that the user can correct.
         Stopped: a signal ended the run.
     """
     keep_temporary_files_apart()
@@ -107,7 +107,7 @@ def run_job(
 
 
 def _run_here(run: ResolvedRun, *, alone: bool) -> None:
-    """Runs a job in its locked directory, from the process that the user started."""
+    """Runs a job in its locked directory, in this process or in processes that it starts."""
     directory = run.directory
     with writing(directory.path):
         directory.open(run.spec)
@@ -133,9 +133,7 @@ def _run_here(run: ResolvedRun, *, alone: bool) -> None:
 
 
 def _launch(run: ResolvedRun) -> None:
-    """Starts a process for each rank, and restarts all after a failure, up to ``max_restarts``
-    times.
-    """
+    """Starts a process for each rank, and all again after each of ``max_restarts`` failures."""
     # A task with one rank may measure with the threads that a rank of several has.
     threads = max(1, usable_cores() // run.task.processes(run))
     division = run.division
@@ -160,7 +158,7 @@ def _launch(run: ResolvedRun) -> None:
 
 
 def _run_as_rank(run: ResolvedRun) -> RunDir:
-    """Runs a job as one of the ranks that an outer launcher has started; rank 0 decides for all."""
+    """Runs a job as a rank that torchrun has started; rank 0 finds directory and plan for all."""
     # Data and plan are prepared before the group is joined, whose collectives have a time limit.
     process_group.assert_world_size(run.ranks)
     prepared = run
@@ -192,10 +190,8 @@ def _run_as_rank(run: ResolvedRun) -> RunDir:
 
 
 def _decide(run: ResolvedRun, held: ExitStack) -> tuple[Path, bool] | SparsePipeError:
-    """Opens the run's directory and finds its plan.
-
-    Returns:
-        The directory, locked while ``held`` is open, and whether the run is finished; or the error.
+    """Opens the run's directory and makes its plan. Returns the directory, locked while ``held`` is
+    open, and whether the run is finished; or the error, for all ranks to raise.
     """
     directory = run.directory
     try:
@@ -215,7 +211,7 @@ def _decide(run: ResolvedRun, held: ExitStack) -> tuple[Path, bool] | SparsePipe
 
 
 def _with_plan(run: ResolvedRun, *, run_job: Callable[..., RunDir] | None) -> ResolvedRun:
-    """The run with its plan, if any: the one that its task adopts, or that a search finds."""
+    """Returns the run with the plan that its task adopts or a search finds, if it needs one."""
     run.task.adopt_plan(run)
     resolve_plan(run.spec, run.inventory, run.division, run.directory, run_job=run_job)
     run = run.in_directory(run.directory)
@@ -241,7 +237,7 @@ def _finished(run: ResolvedRun, *, anew_since_s: float | None = None) -> bool:
 
 
 def _finish_run(run: ResolvedRun) -> None:
-    """Marks the run as finished, then removes the checkpoints that it does not keep."""
+    """Marks the run as finished, then removes checkpoints as ``trainer.checkpoints`` says."""
     directory = run.directory
     result = read_mapping(directory.result, kind=reading.name)
     directory.finish({"run_id": directory.run_id, "time": time.time(), "kind": result["kind"]})
@@ -253,9 +249,9 @@ def _finish_run(run: ResolvedRun) -> None:
 def hosts_emulated(run: ResolvedRun) -> Iterator[None]:
     """Makes emulated hosts for the ranks that are started within the block.
 
-    It makes none if nothing is emulated, or if all ranks are on one host. If this process is not
-    permitted to make hosts, all ranks stay on this machine's network, with a warning, unless
-    ``hardware.network=namespaces``. Leftovers of killed emulations are removed first.
+    Makes none without emulation, with ``hardware.network=loopback``, or if all ranks are on one
+    host. With ``auto``, if this process is not permitted to make hosts, a warning is logged and all
+    ranks stay on this machine's network. Leftovers of killed emulations are removed first.
 
     Raises:
         HardwareError: the hosts cannot be made.

@@ -27,7 +27,7 @@ def log_outcome(run: ResolvedRun) -> None:
     """Logs the configuration and results of a finished run, if ``logger=wandb`` is chosen.
 
     Each picture in the run's directory is logged as ``figures/<name>``, each table as
-    ``tables/<name>``, the counts of the test as ``confusion_matrix``, and the values of
+    ``tables/<name>``, the test's confusion matrix as ``confusion_matrix``, and the values of
     ``result.json`` that are not settings as the summary.
     """
     if process_group.rank() != 0 or not any(map(_is_tracker, run.spec.logger.values())):
@@ -49,8 +49,8 @@ def log_outcome(run: ResolvedRun) -> None:
 def log_report(
     loggers: Mapping[str, Target], directory: Path, *, run_id: str, settings: Mapping[str, Any]
 ) -> None:
-    """Logs the report of a sweep, with the pictures and tables of its directory, as a run of its
-    own, if ``logger=wandb`` is chosen.
+    """Logs the pictures and tables in the directory of a sweep's report as a separate run, if
+    ``logger=wandb`` is chosen.
     """
     for target in filter(_is_tracker, loggers.values()):
         logger = target.build_with(run_id=run_id, run_dir=directory, job_type="report")
@@ -94,7 +94,7 @@ def _media(directory: RunDir) -> Iterator[tuple[str, Any]]:
 
 
 def _confusion(path: Path) -> Any:
-    """The confusion matrix as a chart of Weights & Biases."""
+    """Returns the confusion matrix in a CSV file as a Weights & Biases chart."""
     import wandb
 
     rows = read_csv(path, "actual", "predicted", "shapes")

@@ -29,7 +29,8 @@ from sparsepipe.tracking.loggers import refuse_missing
 
 
 def resolve_run(spec: RunSpec) -> ResolvedRun:
-    """Resolves a configuration to its task, hardware, ranks and devices, but not its directory.
+    """Resolves a configuration to its task, hardware, ranks and devices; :func:`prepare` finds the
+    directory.
 
     With ``hardware.emulate=true``, the configuration of the run differs from the user's: its task
     becomes ``TrainEmulated`` (:func:`sparsepipe.tasks.emulate.as_emulated`).
@@ -42,8 +43,8 @@ def resolve_run(spec: RunSpec) -> ResolvedRun:
     run = ResolvedRun.of(task.configured(spec, inventory), inventory)
     if task.alone and run.ranks > 1:
         raise ConfigError(
-            f"task={task.name} runs as one process, but the configuration sets {run.ranks}",
-            remedy="choose parallel=single; a plan is made for the devices of hardware",
+            f"task={task.name} runs as one process, but parallel asks for {run.ranks} ranks",
+            remedy="choose parallel=single; task=partition plans for the devices of hardware",
         )
     refuse_recompute(run.spec, inventory, run.division)
     refuse_few_microbatches(run)
@@ -60,7 +61,7 @@ def _refuse_settings(spec: RunSpec, task: Task) -> None:
         )
     if task.alone and spec.search is not None:
         raise ConfigError(
-            f"parallel searches for a plan, but task={task.name} runs as one process",
+            f"task={task.name} runs as one process, but parallel searches for a plan",
             remedy="leave out parallel, or set parallel=single; the search of task=partition is "
             "set as task.search",
         )
@@ -80,8 +81,8 @@ def _refuse_settings(spec: RunSpec, task: Task) -> None:
 def prepare(run: ResolvedRun) -> ResolvedRun:
     """Prepares the data of a run and finds its directory.
 
-    This is done before ranks exist, so that none of them waits for a cache to be built. Settings
-    that can be refused without data are refused first, since a cache may take hours.
+    Runs before ranks join, so that none waits for a cache to be built. Settings that can be refused
+    without data are refused first, since building a cache may take hours.
     """
     spec, task, inventory, division = run.spec, run.task, run.inventory, run.division
     refuse_empty_microbatches(run)
@@ -126,7 +127,7 @@ _ONE_EACH = ("straight", "variance")
 
 
 def refuse_few_microbatches(run: ResolvedRun) -> None:
-    """Refuses fewer microbatches than a stage has replicas, if the plan is known."""
+    """Raises a ConfigError if the plan is known and a stage has more replicas than microbatches."""
     synchronous = run.spec.parallel.synchronous
     if synchronous is not None:
         replicas = None if run.division is None else run.division.replicas
@@ -134,9 +135,9 @@ def refuse_few_microbatches(run: ResolvedRun) -> None:
 
 
 def refuse_empty_microbatches(run: ResolvedRun) -> None:
-    """Refuses a training in which some microbatches would be empty in every step.
+    """Raises a ConfigError if some microbatches of a training would be empty in every step.
 
-    Before a search has found the plan, refuses only numbers that no plan could fill.
+    Before a search has found the plan, only if they would be empty with every plan.
     """
     spec, division = run.spec, run.division
     synchronous, samples = spec.parallel.synchronous, spec.data.get("batch_size")
@@ -157,9 +158,8 @@ def refuse_empty_microbatches(run: ResolvedRun) -> None:
         return
     most = "" if readers == 1 else f" on each of {readers} devices"
     raise ConfigError(
-        f"data.batch_size={samples}{most} gives {samples * readers} samples, too few for "
-        f"{MICROBATCHES_KEY}={synchronous.microbatches}: some microbatches would be empty in "
-        "every step",
+        f"data.batch_size={samples}{most} is too small for "
+        f"{MICROBATCHES_KEY}={synchronous.microbatches}: some would be empty in every step",
         remedy=f"set {MICROBATCHES_KEY} to {samples * readers} or fewer "
-        "(data.batch_size times the devices of the first stage), or take larger batches",
+        "(data.batch_size times the devices of the first stage), or increase data.batch_size",
     )

@@ -23,7 +23,7 @@ class Process:
     """A process that a launcher has started.
 
     Args:
-        node: number of its node.
+        node: index of its node, from 0.
         host: name of its host.
         local: its local rank on the node.
         beside: number of processes on the node, including this one.
@@ -36,9 +36,9 @@ class Process:
 
 
 def renumber(run: ResolvedRun) -> None:
-    """Makes this process a rank whose device is on its node, and leaves the process group.
+    """Gives this process a rank whose device is on its node, and leaves the process group.
 
-    All ranks must call it. Each joins the group anew later, with the device of its new rank.
+    All ranks must call it. Each joins the group again later, with the device of its new rank.
     """
     before = list(range(process_group.world_size()))
     numbers, plan, inventory = before, run.directory.plan, run.inventory
@@ -69,14 +69,14 @@ def renumber(run: ResolvedRun) -> None:
 def new_ranks(
     processes: Sequence[Process], by_node: Sequence[Sequence[int]], hosts: Sequence[str]
 ) -> list[int]:
-    """The new rank of each process.
+    """Returns the new rank of each process.
 
     Nodes are matched with the hosts of the inventory by name if all names agree, else in order.
 
     Args:
         processes: the processes, in the order of their present ranks.
-        by_node: new ranks on each host.
-        hosts: names of the hosts.
+        by_node: new ranks on each host, in the order of ``hosts``.
+        hosts: names of the inventory's hosts.
     """
     names = {process.node: process.host for process in processes}
     known = sorted(names.values()) == sorted(hosts)
@@ -89,11 +89,11 @@ def new_ranks(
                 f"{len(ranks)} on {name}" for name, ranks in zip(hosts, by_node, strict=True)
             )
             raise PlanError(
-                f"node {process.node} ({process.host}) of {len(names)} has {process.beside} "
-                f"processes, but the plan needs {expected}",
+                f"the number of processes on node {process.node} ({process.host}) of {len(names)} "
+                f"is {process.beside}, but the run needs {expected}",
                 remedy="start torchrun on each host with as many processes (--nproc-per-node) as "
-                "the plan uses devices there; give nodes the names of the inventory's hosts, or "
-                "start them in the hosts' order",
+                "the run uses devices there, with the host names or the order (--node-rank) of the "
+                "inventory",
             )
         found.append(by_node[host][process.local])
     return found

@@ -17,7 +17,7 @@ with no_garbage_collection():
 
 
 def main() -> None:
-    """Runs the task of the run directory given on the command line."""
+    """Runs the task of the run whose directory is given on the command line."""
     try:
         enter_host()
         with no_garbage_collection():

@@ -1,4 +1,4 @@
-"""The task ``bandwidth``: how fast the devices of an inventory talk to each other."""
+"""The task ``bandwidth``: how fast the devices of an inventory send data to each other."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Bandwidth(Task):
     direct: bool = False
 
     def run(self, run: ResolvedRun) -> None:
-        """Measures all links; writes ``bandwidth.json``, ``.csv`` and ``hardware.yaml``."""
+        """Measures the links; writes ``bandwidth.json``, ``.csv`` and ``hardware.yaml``."""
         sizes = sorted({*(SIZES_BYTES if self.sizes_bytes is None else self.sizes_bytes)})
         effort = TimingBudget(
             repeats=self.repeats,
@@ -114,12 +114,12 @@ class Bandwidth(Task):
         write_result(run, values)
 
     def prepare(self, run: ResolvedRun) -> str:
-        """A fingerprint of the hosts, since links do not depend on what is computed there."""
+        """Returns a fingerprint of the hosts, since links do not depend on data or model."""
         hosts = [host.name for host in run.inventory.hosts]
         return ", ".join([*hosts, *words_of_machine(), f"{usable_cores()} cores"])
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
-        """The configuration with all devices of the inventory, one rank on each."""
+        """Returns the configuration with one rank on each device of the inventory."""
         given = spec.parallel
         several = len(inventory.hosts) > 1
         nodes = len(inventory.hosts) if several else given.num_nodes
@@ -127,8 +127,8 @@ class Bandwidth(Task):
         if devices < 2:
             raise HardwareError(
                 "a link joins two devices, but the inventory has only one",
-                remedy="choose hardware with several; hardware.cpu_devices=2 lets two processes "
-                "share the cores of a CPU",
+                remedy="choose hardware with several devices, or let two processes share the cores "
+                "of a CPU with hardware.cpu_devices=2",
             )
         backend = given.argument("process_group_backend")
         settings = {"timeout_s": self.timeout_s, "process_group_backend": backend}
@@ -144,7 +144,7 @@ class Bandwidth(Task):
 
 
 def _host_names(places: Sequence[Place], node_of: Sequence[int]) -> list[str]:
-    """The name of each rank's host, different for each node."""
+    """Returns the name of each rank's host; hosts of different nodes have different names."""
     hostnames = process_group.gather_objects(socket.gethostname(), what="gathering host names")
     nodes = sorted({*node_of})
     names = [places[node_of.index(node)].host for node in nodes]
@@ -169,7 +169,7 @@ class Links:
     reductions: Sequence[ReductionTime]
 
     def over(self, host: str | None) -> list[MessageTime]:
-        """One-way times of the largest messages inside a host; None: between any two hosts."""
+        """Returns the one-way times of the largest messages in ``host``; None: between hosts."""
         most = max(sending.size_bytes for sending in self.sendings)
         found = []
         for sending in self.sendings:
@@ -191,7 +191,7 @@ class Links:
 
     @property
     def inside(self) -> dict[str, Link]:
-        """Links inside hosts with several ranks, by host."""
+        """The link inside each host with several ranks, by the host's name."""
         found = {host: self._link(host) for host in dict.fromkeys(self.host_of)}
         return {host: link for host, link in found.items() if link is not None}
 
@@ -201,7 +201,7 @@ class Links:
         return self._link(None)
 
     def eq4_s(self, reduction: ReductionTime) -> float:
-        """Seconds that the sum takes by the paper's Eq. 4, as the partitioner counts them."""
+        """Returns the seconds that the partitioner expects of this sum, by the paper's Eq. 4."""
         inside, between = self.inside, self.between
         names = dict.fromkeys(self.host_of)
         pool = DevicePool(
@@ -216,8 +216,8 @@ class Links:
         )
 
     def put_into(self, inventory: Inventory) -> Inventory:
-        """The inventory with these links in place of its own; a single host that stands for several
-        nodes is replaced by a copy for each of them.
+        """Returns the inventory with these links in place of its own; a single host that stands for
+        several nodes is replaced by a copy for each node.
         """
         hosts = inventory.hosts
         if len(hosts) == 1:
@@ -230,7 +230,7 @@ class Links:
 
 
 def as_json(links: Links) -> dict[str, Any]:
-    """All measurements, for ``bandwidth.json``."""
+    """Returns all measurements, for ``bandwidth.json``."""
     between = links.between
     return {
         "hosts": {host: asdict(link) for host, link in links.inside.items()},
@@ -267,7 +267,7 @@ def as_json(links: Links) -> dict[str, Any]:
 
 
 def as_rows(links: Links) -> list[dict[str, Any]]:
-    """A row for each measurement, for ``bandwidth.csv``."""
+    """Returns a row for each measurement, for ``bandwidth.csv``."""
     values, rows = as_json(links), []
     for pair in values["pairs"]:
         ends = dict.fromkeys((pair["source_host"], pair["target_host"]))
@@ -283,7 +283,7 @@ def as_rows(links: Links) -> list[dict[str, Any]]:
 
 
 def as_text(links: Links) -> str:
-    """The largest messages and sums as tables, and a line for each link."""
+    """Formats tables of the largest messages and of all sums, and a line for each link."""
     most = max(sending.size_bytes for sending in links.sendings)
     largest = [s for s in links.sendings if s.size_bytes == most]
     both = {frozenset((s.source, s.target)): s.bytes_per_s for s in largest if s.both_ways}

@@ -1,4 +1,4 @@
-"""The task ``compare``: a comparison of finished runs, which is not a run itself."""
+"""The task ``compare``: compares runs, and makes no run of its own."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from sparsepipe.utils.arguments import is_number
 from sparsepipe.utils.files import expanded, markdown_table, read_mapping, write_text_atomic
 
 _MOST = 7
-"""Most runs to compare: lines for more could not be told apart in a picture."""
+"""Largest number of runs to compare: more curves in one picture would be hard to distinguish."""
 _NAMED = 2
-"""Most settings in the name of a curve, in addition to its run."""
+"""Largest number of settings in the name of a curve, in addition to the run's label."""
 _NOT_COMPARED = ("hydra", "paths", "data.cache_dir", "force")
 """Settings that say where a run was started, not what it computes."""
 _NO_MATTER = (
     *("name", "objective", "tags", "scale", "input", "checkpoint_strict"),
     *("task", "logger", "callbacks"),
 )
-"""Settings that do not affect a training; a curve is named by them only if no others differ."""
+"""Settings that do not affect a training; they name curves only if no other settings differ."""
 _OF_ONE_RUN = ("name", "run_id", "started_at", "finished_at")
 _OF_THE_MACHINE = (
     *("ranks", "starts", "hardware_hosts", "hardware_memory_bytes"),
@@ -48,7 +48,7 @@ class ComparedRun:
         label: its name in tables and in the picture.
         directory: its directory.
         settings: the values of its ``config.yaml`` by dotted key.
-        result: its results by name; empty if it is unfinished.
+        result: its results by name; empty if the run is unfinished.
     """
 
     label: str
@@ -65,13 +65,13 @@ def compare(
     where: str,
     to: str | None = None,
 ) -> str:
-    """Compares settings and results of runs; writes tables and a picture of the learning curves.
+    """Compares settings and results of runs; writes tables and a picture of learning curves.
 
     Args:
         directories: directories of configurations; not used.
-        width: width of the terminal; not used, since tables are not cut.
+        width: width of the terminal; not used, since tables are not cut to it.
         runs: directories or ids of two to seven runs; unfinished ones have no results yet.
-        where: the directory at or below which ids are searched for.
+        where: the directory in and below which ids are searched for.
         to: the directory for ``compare.md`` and ``curves.png``; None: ``compare/<ids>`` below
             ``where``.
 
@@ -116,7 +116,7 @@ compare.prints_only = True  # type: ignore[attr-defined]
 
 
 def _directory_of(named: str, place: Path) -> Path:
-    """The directory of a run that is named by its path or by its id."""
+    """Finds the directory of a run, which is named by its path or by its id in or below a place."""
     path = expanded(named).absolute()
     if (path / "config.yaml").is_file():
         return path.resolve()
@@ -156,7 +156,7 @@ def _parts(runs: Sequence[ComparedRun]) -> Iterator[str]:
 
 
 def settings_that_differ(runs: Sequence[ComparedRun]) -> list[list[str]]:
-    """A row for each setting in which runs differ: its key, and its value in each run."""
+    """Returns a row for each setting in which runs differ: its key, and its value in each run."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     return [
         [key, *(_text(run.settings[key]) if key in run.settings else "-" for run in runs)]
@@ -167,9 +167,9 @@ def settings_that_differ(runs: Sequence[ComparedRun]) -> list[list[str]]:
 
 
 def results_of(runs: Sequence[ComparedRun]) -> tuple[list[list[str]], list[list[str]]]:
-    """Rows of the facts in which results differ, and of all figures with units, the test's last.
+    """Returns rows of the facts in which runs differ, and of all figures with units, tests last.
 
-    Facts are texts, and numbers about the machine. Figures of single classes and settings are left
+    Facts are texts and numbers about the machine. Settings and figures of single classes are left
     out.
     """
     settings = {key for run in runs for key in run.settings}
@@ -192,7 +192,7 @@ def results_of(runs: Sequence[ComparedRun]) -> tuple[list[list[str]], list[list[
 
 
 def curve_names(runs: Sequence[ComparedRun]) -> list[str]:
-    """Names of the runs' curves: label and the first settings in which runs differ, seeds last."""
+    """Returns each curve's name: the run's label, and up to two settings in which runs differ."""
     differing = [row for row in settings_that_differ(runs) if row[0] != "name"]
     left = [row for row in differing if not is_below(row[0], _NO_MATTER)] or differing
     left.sort(key=lambda row: row[0].endswith("seed"))
@@ -217,7 +217,7 @@ def _cell(value: Any) -> str:
 
 
 def _curves(runs: Sequence[ComparedRun], picture: Path) -> str:
-    """Draws learning curves; returns a sentence that says where they are or why none are drawn."""
+    """Draws learning curves; returns a line that says where they are, or why none are drawn."""
     from sparsepipe.plots import curves, style  # matplotlib, which refusals need not wait for
 
     try:

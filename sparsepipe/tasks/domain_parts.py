@@ -1,4 +1,4 @@
-"""A network of several domains as a chain of parts, which a profile measures one by one."""
+"""Cuts a domain separation network into a chain of parts, which task=profile measures singly."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sparsepipe.models.domain_separation import DomainSeparation, Rows
 from sparsepipe.models.dsn import DomainSeparationNetwork, of_domain
 
 LOSSES = "losses"
-"""Name of the last part."""
+"""Name of the last part, which computes the losses."""
 State = dict[str, Any]
-"""What parts pass on: each domain's input, later its codes and the error of its decoder."""
+"""Values that a part gives to the next: each domain's input, later its codes and its errors."""
 
 
 def private_part(domain: str) -> str:
@@ -26,7 +26,7 @@ def private_part(domain: str) -> str:
 
 
 def parts_of(module: DomainSeparation) -> nn.Sequential:
-    """For each domain, its private encoder, the shared one and the decoder; then the losses."""
+    """Returns private encoder, shared encoder and decoder for each domain, then the losses."""
     network = module.network
     parts: dict[str, nn.Module] = {}
     for name in module.domains:
@@ -38,13 +38,13 @@ def parts_of(module: DomainSeparation) -> nn.Sequential:
 
 
 def state_of(module: DomainSeparation, batch: Mapping[str, Any]) -> State:
-    """The input of the first part, from a minibatch of all domains."""
+    """Returns the input of the first part, made from a minibatch of all domains."""
     found: State = {f"input/{name}": module.cast(batch[name]["input"]) for name in module.domains}
     return {**found, "label": batch[module.domains[0]]["label"]}
 
 
 def of_domains(module: DomainSeparation) -> dict[str, Any]:
-    """Entries of a profile from which a simulation computes the sizes of messages."""
+    """Returns entries for a profile, from which task=simulate computes the sizes of messages."""
     network = module.network
     return {
         "domains": list(module.domains),
@@ -54,7 +54,7 @@ def of_domains(module: DomainSeparation) -> dict[str, Any]:
 
 
 class Private(nn.Module):
-    """A domain's private encoder."""
+    """The part that computes a domain's private codes from its samples."""
 
     def __init__(self, network: DomainSeparationNetwork, name: str) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Private(nn.Module):
 
 
 class Shared(nn.Module):
-    """The shared encoder on a domain's samples, and the targets of their reconstructions."""
+    """The part that computes a domain's shared codes, and the targets of its reconstructions."""
 
     def __init__(self, network: DomainSeparationNetwork, name: str) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Shared(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The decoder on a domain's codes, and the error of each reconstruction."""
+    """The part that decodes the sums of a domain's codes; it gives each reconstruction's error."""
 
     def __init__(self, network: DomainSeparationNetwork, name: str) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Decoder(nn.Module):
 
 
 class Losses(nn.Module):
-    """Head, discriminator and losses on the codes of all domains."""
+    """The part that applies head, discriminator and losses to the codes of all domains."""
 
     def __init__(self, module: DomainSeparation) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """The training on an emulated cluster: ``task=train hardware.emulate=true`` or ``task=emulate``.
 
-The strategies, schedules, messages and averages are those of any training. Model and data are
-made from the profiles of the inventory's devices: layers take as long, send as much and have as
-many parameters as on their device. All ranks run on this machine.
+The strategies, schedules, messages and averages are those of any training. Model and data are made
+from the profiles of the inventory's devices, which say how long layers take, how much they send and
+how many parameters they have. All ranks run on this machine.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from sparsepipe.utils.arguments import wrong_value
 log = logging.getLogger(__name__)
 
 _MINIBATCHES = 24
-"""Minibatches of each reading rank without ``task.minibatches`` and ``limit_train_batches``."""
+"""Minibatches of each rank that reads data, unless the configuration sets their number."""
 _MOMENTUM = 0.9
-"""Momentum with which SpecTrain predicts weights; any will do, since all weights are zero."""
+"""Momentum with which SpecTrain predicts weights; its value does not matter: weights are zero."""
 _INSTEAD: Mapping[str, Any] = {
     "max_epochs": 1,
     "min_epochs": None,
@@ -63,7 +63,7 @@ _INSTEAD: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainEmulated(Task):
-    """Trains one epoch on an emulated cluster, and writes how fast it went.
+    """Trains one epoch on an emulated cluster, and writes the training speed.
 
     ``conf/task/emulate.yaml`` describes the settings.
     """
@@ -76,7 +76,7 @@ class TrainEmulated(Task):
     link_bytes_per_s: float | None = None
 
     def run(self, run: ResolvedRun) -> None:
-        """Trains one epoch of emulated layers, and writes the rates."""
+        """Trains one epoch of emulated layers, and writes minibatches per second."""
         emulation, division, parallel = run.spec.emulation, run.division, run.spec.parallel
         assert emulation is not None
         of_devices = emulated_profiles(run.spec, run.inventory)
@@ -133,14 +133,14 @@ class TrainEmulated(Task):
             )
 
     def prepare(self, run: ResolvedRun) -> str:
-        """A fingerprint of the profiles: they are the data and the model."""
+        """Returns a fingerprint of the profiles, from which data and model are made."""
         profiles = emulated_profiles(run.spec, run.inventory)
         if run.division is not None:
             run.division.check(num_layers=next(iter(profiles.values())).num_layers)
         return fingerprint_of_profiles(profiles)
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
-        """The configuration with a rank for each device of the inventory or of the plan file."""
+        """Returns the configuration with a rank per device of the inventory or of the plan file."""
         given, division = spec.parallel, division_of(spec)
         chosen = named_places(inventory, (division and division.devices) or ())
         ranks, hosts = inventory.num_devices, [host.name for host in inventory.hosts]
@@ -183,14 +183,14 @@ class TrainEmulated(Task):
 
 
 def emulated_profiles(spec: RunSpec, inventory: Inventory) -> dict[str, Profile]:
-    """The profile of each device of the inventory."""
+    """Returns the profiles of the inventory's devices, by the devices' names."""
     model, given, settings = spec.model.name, spec.given_profiles, spec.model.settings
     profiles = load_profiles(inventory, model, given=given, settings=settings)
     names = dict.fromkeys(d.name for host in inventory.hosts for d in host.devices)
     if missing := [name for name in names if name not in profiles]:
         raise ProfileError(
-            f"there is no profile of {model} on {', '.join(missing)}, but a device is emulated "
-            "from its profile",
+            f"there is no profile of {model} on {', '.join(missing)}, but devices are emulated "
+            "from their profiles",
             remedy=f"add profile: {{{model}: FILE}} to each of these devices in the hardware "
             "inventory, or choose the model that was profiled there",
         )
@@ -209,8 +209,9 @@ def emulated_profiles(spec: RunSpec, inventory: Inventory) -> dict[str, Profile]
 
 
 def minibatches_per_reader(run: ResolvedRun, minibatches: int | None) -> int:
-    """Number of minibatches of each rank that reads: all with data parallelism, else the first
-    stage's. ``minibatches`` is that of all these ranks; None: the trainer's limit, or 24 for each.
+    """Returns the number of minibatches for each rank that reads data: all ranks with data
+    parallelism, else those of the first stage. ``minibatches``: the number for all these ranks
+    together; None: ``limit_train_batches`` for each, or else 24.
     """
     if minibatches is None:
         return run.spec.trainer.batches_limit or _MINIBATCHES
@@ -225,7 +226,7 @@ _TARGET = f"{TrainEmulated.__module__}.{TrainEmulated.__name__}"
 
 
 def as_emulated(spec: RunSpec) -> RunSpec:
-    """The configuration as ``TrainEmulated`` runs it, if the hardware is emulated."""
+    """Returns the configuration with ``TrainEmulated`` as its task if the hardware is emulated."""
     task = type(task_of(spec))
     if task is TrainEmulated:  # whose settings belong to the hardware
         own, hardware = spec.task, spec.hardware
@@ -249,7 +250,7 @@ def as_emulated(spec: RunSpec) -> RunSpec:
     if task not in (TrainEmulated, Train):
         raise ConfigError(
             f"hardware.emulate=true, but task={task.name} cannot be emulated",
-            remedy="choose task=emulate or task=train",
+            remedy="choose task=emulate or task=train, or leave hardware.emulate out",
         )
     if process_group.started_externally():
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The task ``evaluate``: accuracy of a checkpoint, and how fast it infers."""
+"""The task ``evaluate``: the accuracy of a checkpoint, and the speed of inference."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _PREPARED_BYTES = 2**28
 
 
 class TestTimer(pl.Callback):
-    """Times a test from its first batch to its last, loader included."""
+    """Times a test from its start to the end of its last batch, with the loading of data."""
 
     __test__ = False  # not for pytest
 
@@ -76,7 +76,7 @@ class TestTimer(pl.Callback):
         self.seconds = time.perf_counter() - self._started
 
     def values(self) -> dict[str, float]:
-        """Seconds of the slowest rank, and shapes/s of all ranks; every rank must call it."""
+        """Returns seconds of the slowest rank, and shapes/s of all; every rank must call it."""
         parts = process_group.gather_objects((self.seconds, self.shapes))
         longest_s = max(seconds for seconds, _ in parts)
         shapes = sum(shapes for _, shapes in parts) / process_group.ranks_per_sample
@@ -85,7 +85,7 @@ class TestTimer(pl.Callback):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluate(Task):
-    """Measures a checkpoint on the test split, and how fast it infers.
+    """Measures a checkpoint on the test split, and the speed of inference.
 
     Model, data and backend are those of its training, except for what the command line sets.
 
@@ -124,12 +124,12 @@ class Evaluate(Task):
             if training is None or not moved or spec.data.get("root") != root:
                 raise
             raise DataError(
-                f"{error.message}; this is the data.root of {training.origin}",
-                remedy="set data.root=DIR to the directory that these data are in now",
+                f"{error.message}; data.root is that of {training.origin}",
+                remedy="set data.root to the directory in which these data are now",
             ) from error
 
     def run(self, run: ResolvedRun) -> None:
-        """Tests, then times the network on prepared batches."""
+        """Measures the checkpoint on the test split, then times forward passes."""
         path, spec, training = self.checkpoint(run.spec), run.spec, run.training
         content = read_checkpoint(path)
         different: list[str] = []
@@ -137,7 +137,7 @@ class Evaluate(Task):
             different = [str(each) for each in differences(spec.to_dict(), training)]
         elif (content.get(RECORD) or {}).get("config"):
             raise ConfigError(
-                f"{spec.checkpoint} has a configuration with values that cannot be read before "
+                f"the configuration in {spec.checkpoint} has values that cannot be read before "
                 "your own modules are imported: model and data would be those of the command line",
                 remedy="evaluate it in its run's directory, whose config.yaml has the same values",
             )
@@ -185,7 +185,7 @@ class Evaluate(Task):
             log_test(run, module, values)
 
     def checkpoint(self, spec: RunSpec) -> Path:
-        """The checkpoint file that is measured."""
+        """Returns the path of the checkpoint file to measure."""
         return best_checkpoint(spec, task="evaluate")
 
     def _check_classes(
@@ -205,9 +205,8 @@ class Evaluate(Task):
             )
 
     def adopt_plan(self, run: ResolvedRun) -> None:
-        """Splits the network as its training did, in place of a search for a plan.
-
-        This needs a checkpoint in the directory of a run that has a plan for the same devices.
+        """Adopts the plan of the training in place of a search, if the checkpoint is in the
+        directory of a run with a plan for the same devices.
         """
         if run.spec.search is None or run.directory.plan.exists():
             return
@@ -233,7 +232,9 @@ def inference_rate(
     timed: int,
     most_s: float = math.inf,
 ) -> float:
-    """Shapes/s of this rank's forward passes, kernel maps included, loading excluded."""
+    """Returns shapes/s of this rank's forward passes, with kernel maps but without loading: of
+    ``timed`` passes (until ``most_s`` seconds) after ``warmup`` untimed ones.
+    """
     read, held_bytes = [], 0  # the first batches, used in turn; fewer if they are large
     for batch in islice(iter(data.test_dataloader()), warmup + timed):
         read.append(batch)

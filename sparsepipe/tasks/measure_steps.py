@@ -1,4 +1,4 @@
-"""The task ``measure_steps``: memory and time of training steps over the size of the samples."""
+"""The task ``measure_steps``: memory and time of training steps for samples of several sizes."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ Size = tuple[int, ...]
 
 
 class OverBudget(Exception):
-    """More bytes are alive in a training step than the budget allows."""
+    """Tensors in a training step take more bytes than the budget allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureSteps(Task):
-    """Takes training steps on samples of growing size, and records what the largest rank needs.
+    """Takes training steps on samples of growing size, and records the ranks' most memory and time.
 
     On a CPU, memory is what :class:`~sparsepipe.profiling.memory.Alive` counts, which includes
     parameters and buffers of messages, but neither the sample that a loader reads nor temporary
     buffers of kernels. On a GPU, it is the peak of torch's allocator.
 
-    A budget is enforced. On CPUs, a single rank ends a step as soon as more is alive; several
-    compare their counts after the steps. A GPU's allocator gets no more than the budget, and the
-    run ends with the first size that exceeds it. Each size has a file in the run's directory, so
-    that an interrupted run can continue.
+    A budget is enforced. On CPUs, a single rank ends a step as soon as it exceeds the budget;
+    several ranks compare their peaks with it after the steps. A GPU's allocator gets no more than
+    the budget, and the run ends with the first size that exceeds it. Each size has a file in the
+    run's directory, so that an interrupted run can continue.
 
     ``conf/task/measure_steps.yaml`` describes the settings.
     """
@@ -60,7 +60,7 @@ class MeasureSteps(Task):
     budget_bytes: Annotated[float, Field(ge=1, le=1e15)] | None = None
 
     def run(self, run: ResolvedRun) -> None:
-        """Measures each size, and writes the results."""
+        """Measures the sizes until one runs out of memory, and writes the results."""
         measured: list[Mapping[str, Any]] = []
         for size in self._all_sizes(run.spec):
             if measured and measured[-1]["peak_bytes"] is None:
@@ -93,7 +93,7 @@ class MeasureSteps(Task):
         return [tuple(build_data(spec).sample_sizes)]  # type: ignore[attr-defined]
 
     def _measured(self, run: ResolvedRun, size: Size, path: Path) -> Mapping[str, Any]:
-        """The values for the file of a size; memory is that of the rank that needs most."""
+        """Returns the values for the file of a size; memory is that of the rank that needs most."""
         on_gpu, over = run.inventory.accelerator == "cuda", False
         try:
             if self.budget_bytes is not None and not on_gpu and run.ranks == 1:
@@ -130,7 +130,7 @@ class MeasureSteps(Task):
 
 
 def outcome(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Values for ``result.json``: all sizes, and the largest that fits."""
+    """Returns values for ``result.json``: all sizes, the largest that fits, and the next one."""
     largest = next((each for each in reversed(measured) if each["fits"]), None)
     after = 0 if largest is None else measured.index(largest) + 1
     refused = measured[after] if after < len(measured) else None
@@ -144,7 +144,7 @@ def outcome(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def with_size(spec: RunSpec, size: Size) -> RunSpec:
-    """The configuration with samples of this size, which this process reads itself."""
+    """Returns the configuration with samples of this size, read without worker processes."""
     keys = ("data.source.sizes", "data.common.source.sizes")  # the latter for domains
     key = next((key for key in keys if key in spec.flat()), None)
     if key is None:
@@ -173,13 +173,13 @@ class Limited(Alive):  # type: ignore[no-untyped-call]
 
 @dataclass(eq=False)
 class _Watched(pl.Callback):
-    """Records what the forward keeps for the backward, and losses.
+    """Records the bytes that the forward keeps for the backward, and the losses.
 
     Attributes:
-        alive: returns the bytes alive now.
+        alive: returns the bytes of the tensors that are alive.
         saved_bytes: bytes that the forward of the first step keeps; no gradients exist yet.
         grid: shape of the grid of ranks that share a sample; empty without one.
-        losses: loss of each step.
+        losses: this rank's loss of each step.
     """
 
     alive: Callable[[], int]
@@ -210,7 +210,7 @@ class _Watched(pl.Callback):
 
 
 def _counted(run: ResolvedRun, *, steps: int, budget_bytes: float | None) -> dict[str, Any]:
-    """Bytes measured on this rank, and what the callback has recorded."""
+    """Trains for ``steps``; returns this rank's peak bytes and the records of :class:`_Watched`."""
     if run.inventory.accelerator == "cuda":
         torch.cuda.set_device(run.own_device)
         watched = _Watched(torch.cuda.memory_allocated)
@@ -246,7 +246,7 @@ class _StepEnds(pl.Callback):
 
 
 def _fit(run: ResolvedRun, callbacks: list[pl.Callback], *, steps: int) -> None:
-    """Trains a new network for a few steps."""
+
     gc.collect()
     seed = int(run.spec.seed)
     seed_model(seed)

@@ -43,7 +43,7 @@ class Partition(Task):
     reserved_bytes: float = 0.0
 
     def run(self, run: ResolvedRun) -> None:
-        """Searches for a plan with the known profiles."""
+        """Searches for a plan with the devices' profiles."""
         choice = SearchChoice(**{entry.name: getattr(self, entry.name) for entry in fields(self)})
         spec, inventory, model = run.spec, run.inventory, run.spec.model
         given = choice.profiles or {}
@@ -65,7 +65,7 @@ class Partition(Task):
         write_result(run, values)
 
     def prepare(self, run: ResolvedRun) -> str:
-        """A fingerprint of the profiles, which the search reads in place of data."""
+        """Returns a fingerprint of the profiles, which the search reads in place of data."""
         return fingerprint_of(
             run.inventory, run.spec.model.name, given=self.profiles or {}, spec=run.spec
         )

@@ -38,8 +38,8 @@ _FREE = ("data.batch_size",)
 class Predict(Task):
     """Predicts the classes of shape files: ``input`` is a file, a folder or a pattern.
 
-    ``checkpoint`` names a file or a run directory, whose ``best.ckpt`` it takes, if any. The
-    network and the preparation of its input are those of the training.
+    ``checkpoint`` is a file or the directory of a run, whose ``best.ckpt`` is taken if there is
+    one. The network and the preparation of its input are those of the training.
 
     ``conf/task/predict.yaml`` describes the settings.
     """
@@ -51,7 +51,7 @@ class Predict(Task):
     gallery: int = 24
 
     def run(self, run: ResolvedRun) -> None:
-        """Predicts, and writes tables and a picture."""
+        """Predicts the classes of the files; writes tables and a picture."""
         path = self.checkpoint(run.spec)
         files, _ = find_files(run.spec.input)
         model = load(str(run.spec.checkpoint), device=str(run.own_device))
@@ -60,7 +60,7 @@ class Predict(Task):
         errors = [each for each in found.values() if isinstance(each, SparsePipeError)]
         if len(errors) == len(found):
             raise DataError(
-                f"none of {len(found)} files can be read; the first error: {errors[0].message}",
+                f"{_files(len(found))} cannot be read; the first error: {errors[0].message}",
                 remedy=errors[0].remedy,
             )
         rows, lists = _tables(found)
@@ -88,7 +88,7 @@ class Predict(Task):
     def _predict(
         self, run: ResolvedRun, model: Model, files: Sequence[Path]
     ) -> tuple[dict[Path, Prediction | SparsePipeError], dict[Path, NDArray[np.float64]]]:
-        """The outcome of each file, and occupied voxels [N, 3] of those in the picture."""
+        """Returns each file's prediction or error, and voxels [N, 3] of those in the picture."""
         count = max(0, min(self.gallery, len(files)))
         pictured = {files[int(n)] for n in np.linspace(0, len(files) - 1, count).round()}
         shapes: dict[Path, NDArray[np.float64]] = {}
@@ -111,11 +111,11 @@ class Predict(Task):
         return {file: found[file] for file in files}, shapes
 
     def checkpoint(self, spec: RunSpec) -> Path:
-        """The checkpoint file of the network."""
+        """Returns the path of the network's checkpoint file."""
         return best_checkpoint(spec, task="predict")
 
     def prepare(self, run: ResolvedRun) -> str:
-        """A digest of the paths and contents of the files, for the run's identity."""
+        """Returns a digest of the files' paths and contents, for the run's identity."""
         if run.training is None:
             raise ConfigError(
                 f"the training of {run.spec.checkpoint} is unknown",
@@ -147,10 +147,10 @@ class Predict(Task):
 
 
 def find_files(source: str | None) -> tuple[list[Path], Counter[str]]:
-    """The shape files that ``input`` names, sorted by path, and the number of others by suffix.
+    """Returns the shape files that ``source`` names, sorted by path; counts skipped ones by suffix.
 
-    A folder stands for all files in it and below, except hidden ones, and a pattern for all that
-    match it. Files of other formats are skipped, but a single named file is taken whatever it is.
+    A folder stands for all files in and below it, except hidden ones, and a pattern for all files
+    that match it. A single file is taken whatever its format is.
     """
     remedy = (
         "set input= to a file, a folder or a pattern such as 'parts/*.stl'; the formats are "
@@ -175,7 +175,7 @@ def find_files(source: str | None) -> tuple[list[Path], Counter[str]]:
     if not taken:
         named = paths or path.is_dir()
         what = f"{path} names no shape file" if named else f"no file or folder matches {path}"
-        but = f", but {_counted(others)}" if others else ""
+        but = f", only {_counted(others)}" if others else ""
         raise ConfigError(f"{what}{but}", remedy=remedy)
     return taken, others
 
@@ -191,7 +191,7 @@ def _files(count: int) -> str:
 def _tables(
     found: Mapping[Path, Prediction | SparsePipeError],
 ) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
-    """Rows of ``predictions.csv``; lists ``predictions`` and ``unreadable`` for the JSON file."""
+    """Returns the rows of ``predictions.csv``, and the lists of ``predictions.json`` by name."""
     ranks = ("", "second", "third")
     names = [(rank or "class", f"{rank}_probability".lstrip("_")) for rank in ranks]
     blank = dict.fromkeys([*(name for pair in names for name in pair), "error", "remedy"], "")

@@ -37,7 +37,7 @@ _RECONSTRUCTED = 4
 
 
 class StartLine(pl.Callback):
-    """Logs network, processes and data in one line as training begins.
+    """Logs one line about network, processes and data when training begins.
 
     Attributes:
         test_shapes: number of test samples, set before training begins.
@@ -82,7 +82,7 @@ class StartLine(pl.Callback):
 
 
 def _stages_text(run: ResolvedRun, trainer: pl.Trainer) -> str:
-    """The stages of a pipeline, as text."""
+    """Describes the stages and the schedule of a pipeline; empty for other strategies."""
     strategy = trainer.strategy
     if not isinstance(strategy, StagedStrategy):
         return ""
@@ -101,14 +101,14 @@ def _stages_text(run: ResolvedRun, trainer: pl.Trainer) -> str:
 
 
 def num_shapes(loaders: Any) -> int:
-    """Number of shapes in the loaders' data sets, over all ranks; 0 if unknown."""
+    """Returns the number of shapes in the data sets of one or several loaders; 0 if unknown."""
     found = loaders if isinstance(loaders, (list, tuple)) else [loaders]
     datasets = [getattr(loader, "dataset", None) for loader in found]
     return sum(len(dataset) for dataset in datasets if isinstance(dataset, Sized))
 
 
 def class_accuracies(module: pl.LightningModule) -> dict[str, float]:
-    """``test/accuracy/<class>``, a share of 1, of each class that has test shapes."""
+    """Returns ``test/accuracy/<class>``, from 0 to 1, for each class that has test shapes."""
     counts_KK = getattr(module, "test_confusion", None)
     if counts_KK is None:
         return {}
@@ -120,8 +120,8 @@ def class_accuracies(module: pl.LightningModule) -> dict[str, float]:
 
 
 def log_planned(run: ResolvedRun, values: Mapping[str, Any]) -> None:
-    """Logs the measured rate and two planned ones: that of the slowest stage or transfer, and one
-    with filling and draining in each epoch, from the times that the search expected of ranks.
+    """Logs what share of the training the plan's profiles took, and the measured rate beside two
+    that the plan's search expected: of the slowest stage or transfer alone, and of whole epochs.
     """
     if "profiling_share_of_training" in values:
         told = "the plan's profiles took %.0f s, %.1f %% of the %.0f s of training"
@@ -156,7 +156,7 @@ def log_planned(run: ResolvedRun, values: Mapping[str, Any]) -> None:
 
 
 def log_test(run: ResolvedRun, module: pl.LightningModule, values: Mapping[str, Any]) -> None:
-    """Logs the results of a test, its speed and its pictures."""
+    """Logs a test's results, the speed of inference, and the paths of the run's pictures."""
     parts = []
     if "test/accuracy" in values:
         mean = values.get("test/class_accuracy")
@@ -179,8 +179,8 @@ def log_test(run: ResolvedRun, module: pl.LightningModule, values: Mapping[str, 
 def draw_test(
     run: ResolvedRun, module: pl.LightningModule, data: pl.LightningDataModule, *, gallery: int
 ) -> None:
-    """Draws the confusion matrix, accuracies by class and ``gallery`` predictions, if the module
-    keeps them, and writes the matrix to ``confusion.csv``.
+    """Draws the confusion matrix, accuracies by class and ``gallery`` predictions, and writes the
+    matrix to ``confusion.csv``, if the module has counted one.
     """
     from sparsepipe.plots import style
     from sparsepipe.plots.confusion import confusion_figure, confusion_rows, per_class_figure
@@ -209,7 +209,7 @@ def _draw_gallery(
     classes: tuple[str, ...],
     count: int,
 ) -> None:
-    """Draws ``predictions.png`` with test shapes spread evenly over the split; nothing unless each
+    """Draws ``predictions.png`` with ``count`` test shapes, spread evenly over the split, if each
     sample is a shape with one label.
     """
     from sparsepipe.plots import style
@@ -254,8 +254,8 @@ def _draw_gallery(
 def write_predictions(
     run: ResolvedRun, module: pl.LightningModule, data: pl.LightningDataModule
 ) -> None:
-    """Writes ``predictions.csv``: file, class and prediction of each test sample, in the split's
-    order; nothing if the module keeps no predictions.
+    """Writes ``predictions.csv``, with file, class and prediction of each test sample in the order
+    of the split, if the module has kept predictions.
     """
     found = getattr(module, "test_predictions", None)
     if found is None:
@@ -278,7 +278,7 @@ def write_predictions(
 
 
 def _named_samples(data: pl.LightningDataModule, indices: Sequence[int]) -> list[str]:
-    """The file or name of each test sample in ``indices``; its number if it has neither."""
+    """Returns the file or name of each test sample in ``indices``; its index if it has neither."""
     names = getattr(data, "test_names", None)
     known = None if names is None else names()
     return [str(index) if known is None else known[index] for index in indices]
@@ -309,7 +309,7 @@ def _draw_domains(run: ResolvedRun, module: DomainSeparation, data: DomainDataMo
 
 
 def clouds(x: Any) -> list[NDArray[np.float64]]:
-    """Centres [N, 3] of the occupied voxels of each sample, as the network sees them."""
+    """Returns the indices [N, 3] of occupied voxels for each sample in ``x``, a network's input."""
     if isinstance(x, Tensor):
         return [np.argwhere(grid.sum(dim=0).numpy() > 0).astype(float) for grid in x.cpu()]
     coords_N4 = x.coords.cpu().numpy()

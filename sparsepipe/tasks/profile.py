@@ -53,7 +53,7 @@ from sparsepipe.utils.progress import progress
 log = logging.getLogger(__name__)
 
 _PASSES_A_LOAD = 4
-"""Passes over the layers for each timed read of a batch; reads are spread among the passes."""
+"""Number of passes over the layers after each timed read of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class ProfileLayers(Task):
 
     ``conf/task/profile.yaml`` describes the settings.
 
-    With ``for_plan``, it serves a training that logs itself what share of its time this took.
+    With ``for_plan``, the profile is for a training, which logs its cost itself.
     """
 
     name: ClassVar[str] = "profile"
@@ -137,17 +137,17 @@ class ProfileLayers(Task):
         return ", ".join([ready_data(spec), *words, optimizer_words(spec), *others.words])
 
     def hardware(self, inventory: Inventory) -> Inventory:
-        """The devices alone: costs of layers do not depend on links."""
+        """Returns the inventory without links, on which the costs of layers do not depend."""
         return without_links(inventory)
 
     def processes(self, run: ResolvedRun) -> int:
-        """Number of devices on the host, whose cores they share as in a training."""
+        """Returns the number of devices on the host, since in a training all share its cores."""
         return devices_beside(find_device(run.inventory, self.device), run.inventory)
 
     def _measured(
         self, run: ResolvedRun, place: Place, others: OtherProfiles
     ) -> tuple[Profile, int | None]:
-        """The profile, and the training's number of batches; None: its length is not fixed."""
+        """Returns the profile, and the training's number of batches (None: its end is not set)."""
         started_s = time.perf_counter()
         if "num_workers" in run.spec.data.arguments:  # reading by one process is timed
             one_process = run.spec.data.replace(num_workers=0)
@@ -202,13 +202,13 @@ class ProfileLayers(Task):
     def _chain(
         self, module: pl.LightningModule
     ) -> tuple[nn.Sequential, Callable[[Any, torch.device], Any]]:
-        """The layers to measure, and a function that makes their input from a batch."""
+        """Returns the layers to measure, and a function that makes their input from a batch."""
         if isinstance(module, DomainSeparation):
             if self.layers is not None or self.microbatches > 1:
                 name = "layers" if self.layers is not None else "microbatches"
                 raise ConfigError(
-                    f"task.{name} belongs to a chain of layers, but a network of domains is "
-                    "measured encoder by encoder",
+                    f"task.{name} is for a chain of layers, but a domain separation network is "
+                    "measured by its encoders and decoders",
                     remedy=f"leave task.{name} out",
                 )
 
@@ -248,7 +248,7 @@ def _meta(
 
 
 def batches_of_training(trainer: TrainerArguments, loaded: int) -> int | None:
-    """Number of batches of a whole training; None if its settings do not limit it."""
+    """Returns a training's number of batches, ``loaded`` per epoch unless limited; None: no end."""
     limit = trainer.overfit_batches or trainer.limit_train_batches
     epoch = loaded
     if limit is not None:  # as in Lightning: an integer counts batches, a fraction is a share

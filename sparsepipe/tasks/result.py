@@ -1,6 +1,6 @@
-"""``result.json``: the results of a run as a flat mapping, so that many runs make a table.
+"""Writes ``result.json``, the results of a run as a flat mapping, so that many runs form a table.
 
-Entries of all tasks are put together here; docs/results.md says what each key means.
+docs/results.md says what each key means.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ _LEFT_OUT = (
 def write_result(run: ResolvedRun, values: Mapping[str, Any]) -> None:
     """Writes a task's ``values`` with configuration, times, memory, hardware and versions.
 
-    The task's values take the place of general ones. Every rank must call it; rank 0 writes.
+    The task's values replace some general ones: kind, model, times, memory. Every rank must call
+    it; rank 0 writes.
     """
     peaks = peak_values()
     if process_group.rank() != 0:
@@ -101,11 +102,11 @@ def write_result(run: ResolvedRun, values: Mapping[str, Any]) -> None:
 
 
 def strategy_name(spec: RunSpec) -> str:
-    """How devices share the work: ``single``, ``dp``, ``spatial``, ``domain``, ``pipeline``, or the
-    name of the search that chose the plan of a pipeline.
+    """Returns how devices share the work: ``single``, ``dp``, ``spatial``, ``domain``,
+    ``pipeline``, or the name of the search that chose the plan of a pipeline.
 
-    For a synchronous pipeline, it is the option of ``parallel`` with its schedule, followed by the
-    search, if any: ``gpipe``, ``gpipe hete_mp``. For a simulation, it is that of what is simulated.
+    For a synchronous pipeline, the option of ``parallel`` with its schedule comes first: ``gpipe``,
+    ``gpipe hete_mp``. For a simulation, the name is that of the simulated strategy.
     """
     if simulated := spec.task.get("parallel"):
         spec = spec.replace(parallel=simulated)
@@ -122,7 +123,7 @@ def strategy_name(spec: RunSpec) -> str:
 
 
 def versions() -> dict[str, Any]:
-    """Versions of the platform, of Python and of the packages that results depend on."""
+    """Returns the versions of platform, Python and packages, and SparsePipe's git commit."""
     return {
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -134,7 +135,7 @@ def versions() -> dict[str, Any]:
 
 
 def peak_values() -> dict[str, int]:
-    """Most bytes so far of any rank's process, and of its GPU; every rank must call it."""
+    """Returns the most bytes so far of a rank's process and of its GPU; every rank must call it."""
     unit = 1 if sys.platform == "darwin" else 1024
     own = {"memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     if torch.cuda.is_available():
@@ -144,8 +145,8 @@ def peak_values() -> dict[str, int]:
 
 
 def plan_values(run: ResolvedRun, trainer: pl.Trainer) -> dict[str, Any]:
-    """Stages of a pipeline, times that its search expected by its cost model (simulated, not
-    measured), and how busy ranks were; empty for other strategies.
+    """Returns, for a pipeline, its stages, the times that its search expected (not measured) and
+    its ranks' idle shares; empty for other strategies.
     """
     strategy = trainer.strategy
     if not isinstance(strategy, StagedStrategy):
@@ -168,7 +169,7 @@ def plan_values(run: ResolvedRun, trainer: pl.Trainer) -> dict[str, Any]:
 
 
 def kept_values(run: ResolvedRun) -> dict[str, float]:
-    """Bytes of parameters, optimizer state and stored activations that devices keep in a training.
+    """Returns the bytes of parameters, optimizer state and stored activations that devices keep.
 
     Empty with data parallelism, or without profiles of the devices at the training's batch size. If
     the profiles cannot be used, the log says why, since a training should not fail because of it.
@@ -212,17 +213,17 @@ def kept_bytes(
     model: MemoryModel,
     synchronous: Synchronous | None,
 ) -> list[float]:
-    """The most bytes that each rank keeps: parameters, optimizer state, stored activations.
+    """Returns the most bytes that each rank keeps: parameters, optimizer state, activations.
 
     For each layer, a profile has the bytes of the tensors that torch saves for its backward
     (``saved_tensors_hooks``), and a schedule determines how many microbatches a stage keeps at
-    once. A recomputed span keeps only its input, and one microbatch at a time also has the bytes
-    inside one span. Gradients, buffers of messages and temporary tensors come on top.
+    once. A recomputed span keeps only its input, except that one microbatch at a time also has the
+    bytes inside one span. Gradients, message buffers and temporary tensors are not counted.
 
     Args:
         plan: a plan with named devices; its details list what a synchronous pipeline recomputes.
         profiles: profiles of these devices by name.
-        model: bytes that count in addition to activations.
+        model: says which bytes count in addition to activations.
         synchronous: the schedule; None: the asynchronous one, which is serial with one device.
     """
     schedule: dict[str, Any] = {}

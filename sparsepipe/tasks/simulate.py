@@ -57,7 +57,7 @@ _SECONDS_FROM_S = 2.0  # pictures at least this long are in seconds, others in m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulate(Task):
-    """Simulates an epoch: throughput, shares of time and memory, a picture and a trace.
+    """Simulates an epoch; writes its speed, the devices' idle shares and memory, picture and trace.
 
     ``conf/task/simulate.yaml`` describes the settings.
     """
@@ -143,11 +143,11 @@ class Simulate(Task):
         write_result(run, {**figures.values(), **about_plan})
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
-        """The configuration of a single process, whatever it simulates."""
+        """Returns the configuration for a single process, whatever is simulated."""
         return in_one_process(spec)
 
     def prepare(self, run: ResolvedRun) -> str:
-        """A fingerprint of the chosen plan or search, and of the profiles."""
+        """Returns a fingerprint of the plan or the search, and of the profiles."""
         spec, inventory = run.spec.replace(parallel=self.parallel), run.inventory
         division, search = division_of(spec), spec.plan_search
         given = self._given(spec)
@@ -159,12 +159,12 @@ class Simulate(Task):
         return fingerprint_of_text(json.dumps(words, sort_keys=True))
 
     def _given(self, spec: RunSpec) -> dict[str, str]:
-        """Profile files by device; those of the task take precedence over those of the search."""
+        """Returns profile files by device name; ``task.profiles`` replace those of the search."""
         searched = (spec.search.profiles if spec.search is not None else None) or {}
         return {**searched, **(self.profiles or {})}
 
     def _profiles(self, spec: RunSpec, inventory: Inventory) -> dict[str, Profile]:
-        """Profiles of the devices by name; logs where their data differ from those of the run."""
+        """Returns the profiles by device name; logs where their workload is not the run's."""
         model, given = spec.model, self._given(spec)
         found = load_profiles(inventory, model.name, given=given, settings=model.settings)
         check_batch_sizes(found)
@@ -181,7 +181,7 @@ class Simulate(Task):
         *,
         schedule: str,
     ) -> Comparison:
-        """Simulations of a plan on all or some devices, and of data parallelism on all of them."""
+        """Prepares simulations of a plan, and of data parallelism on all devices to compare it."""
         parallel, is_dp = spec.parallel, spec.parallel.is_data_parallel
         if is_dp and schedule != "asynchronous":
             raise ConfigError(
@@ -226,13 +226,13 @@ class Simulate(Task):
 
 
 def _batch_size(profiles: Mapping[str, Profile], spec: RunSpec) -> int:
-    """Number of shapes in a minibatch of the profiles; of the data if no profile has it."""
+    """Returns the batch size of the profiles, or of the data if the profiles have none."""
     sizes = [profile.meta.get("batch_size") for profile in profiles.values()]
     return int(next((size for size in sizes if size), spec.data.get("batch_size")))
 
 
 def in_one_process(spec: RunSpec) -> RunSpec:
-    """A configuration of one process, whatever ``parallel`` is."""
+    """Returns the configuration with ``parallel`` replaced by the settings of one process."""
     parallel = {
         "devices": 1,
         "num_nodes": 1,
@@ -247,12 +247,12 @@ def in_one_process(spec: RunSpec) -> RunSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A plan, and what it is compared with: data parallelism on all devices of the inventory.
+    """A plan, and data parallelism on all devices of the inventory to compare it with.
 
     Attributes:
-        plan: the plan under its schedule.
+        plan: the plan with its schedule.
         dp: data parallelism, whose sums may overlap with the backward; None: cannot be simulated.
-        dp_apart: the same with sums after the backward.
+        dp_apart: data parallelism whose sums follow the backward; None if ``dp`` is.
         without_dp: why data parallelism cannot be simulated; empty if it can.
     """
 
@@ -264,17 +264,17 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationFigures:
-    """Figures of a plan and of data parallelism. See :class:`Comparison`.
+    """Results for a plan and for data parallelism. See :class:`Comparison`.
 
     Attributes:
         plan: the stages and their devices.
-        pace: pace of an epoch; so are ``dp`` and ``dp_apart``.
+        pace: the plan's pace over an epoch; ``dp`` and ``dp_apart``: that of data parallelism.
         dp_overlaps: whether sums of data parallelism overlap with the backward.
-        batch_size: shapes of a minibatch.
+        batch_size: number of shapes in a minibatch.
         record: the first minibatches, after which the pipeline is drained.
-        memory: memory of each rank during these over time.
-        peaks_bytes: peak memory of each rank in the long run.
-        rooms: memory of each rank's device; None if unknown.
+        memory: each rank's memory over time during ``record``.
+        peaks_bytes: each rank's peak memory in a long training.
+        rooms: bytes of memory of each rank's device; None: unknown.
     """
 
     plan: Plan
@@ -300,7 +300,7 @@ class SimulationFigures:
         batch_size: int,
         rooms: Sequence[float | None],
     ) -> Self:
-        """Simulates the plan and data parallelism."""
+        """Simulates an epoch of ``minibatches``, of which ``record`` has the first ``shown``."""
         simulation = comparison.plan
         record = simulation.record(ceil(shown / simulation.batches))
         # Profiles are of a batch of one first-stage device; several may be one minibatch.
@@ -327,7 +327,7 @@ class SimulationFigures:
         )
 
     def values(self) -> dict[str, Any]:
-        """Entries of ``result.json``, with a comparison if data parallelism is simulated."""
+        """Returns entries for ``result.json``, with a comparison if ``dp`` is not None."""
         pace, dp, apart = self.pace, self.dp, self.dp_apart
         busy_share = sum(pace.busy) / len(pace.busy)
         beside: dict[str, float] = {}
@@ -355,7 +355,7 @@ class SimulationFigures:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """Rows of ``devices.csv``, one for each device."""
+        """Returns the rows of ``devices.csv``, one for each device."""
         ranks = [
             (rank, device, number, stage.layers)
             for number, stage in enumerate(self.plan.stages)
@@ -378,7 +378,7 @@ class SimulationFigures:
         ]
 
     def table(self) -> str:
-        """The devices, at most 32 of them, and the pace as text."""
+        """Formats a table of at most 32 devices, and the pace, as text."""
         head = ("device", "stage", "layers", "busy", "idle", "peak memory MiB")
         rows = self.rows()
         cells = [
@@ -416,8 +416,8 @@ class SimulationFigures:
         return "\n".join(lines)
 
     def write(self, directory: RunDir, *, title: str) -> None:
-        """Logs the table, and writes it with plan, devices, picture and trace; warns about
-        devices with less memory than needed.
+        """Logs the table, warns about devices with less memory than needed, and writes table, plan,
+        devices, picture and trace.
         """
         path, plan, record, rows = directory.path, self.plan, self.record, self.rows()
         table = self.table()
@@ -448,7 +448,7 @@ class SimulationFigures:
 
 
 def _in_short(plan: Plan) -> str:
-    """Numbers of replicas such as ``2-1``; for many stages, only how many they are."""
+    """Returns the plan's config such as ``2-1``; with more than 32 stages, only their number."""
     if plan.num_stages <= _LISTED:
         return plan.config
     return f"{plan.num_stages:,} stages on {plan.num_ranks:,} devices"

@@ -1,4 +1,4 @@
-"""The task ``simulate`` for ``parallel=domain``: costs of ranks from profiles, and their pace."""
+"""The task ``simulate`` for ``parallel=domain``: ranks' costs, from profiles, and their speed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ABOUT = ("domains", "code", "target_numbers")
 
 
 def check_parallel(parallel: Parallel, *, others: Mapping[str, Any]) -> None:
-    """Refuses settings that cannot be simulated, and any that are set among ``others``."""
+    """Raises a ConfigError for a grid, separate roles, or a setting in ``others`` with a value."""
     if parallel.grid is not None or parallel.roles != "equal":
         which = "parallel.grid" if parallel.grid is not None else "parallel.roles=separate"
         raise ConfigError(
@@ -47,15 +47,15 @@ def check_parallel(parallel: Parallel, *, others: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Domains:
-    """Domains on the devices of an inventory.
+    """A training on several domains, distributed over the devices of an inventory.
 
     Attributes:
         placement: the domains of each rank.
         plan: one stage with a replica for each rank.
-        steps: the ranks' steps.
-        alone_s: seconds of a step of all domains on the fastest device.
-        samples: samples of a minibatch, of all domains and replicas.
-        samples_alone: samples of a minibatch on a single device.
+        steps: simulates the ranks' steps.
+        alone_s: seconds of a step with all domains on the fastest device alone.
+        samples: number of samples in a minibatch of all ranks.
+        samples_alone: number of samples in a minibatch with all domains on one device.
     """
 
     placement: Placement
@@ -74,7 +74,7 @@ class Domains:
         batch_size: int,
         algorithm: Algorithm,
     ) -> Domains:
-        """Domains with a rank on each device of the inventory."""
+        """Distributes domains over the devices; ``batch_size`` counts one domain's samples."""
         plan = data_parallel(inventory, 1)
         devices = plan.stages[0].devices
         own = [_profile_of(device, profiles) for device in devices]
@@ -82,8 +82,8 @@ class Domains:
         first, *others = ([each.meta[key] for key in _ABOUT] for each in own)
         if different := [each for each in others if each != first]:
             raise ProfileError(
-                f"one profile is of the domains {', '.join(first[0])}, another one of "
-                f"{', '.join(different[0][0])} or of codes of another size",
+                f"profiles differ in domains ({', '.join(first[0])}; "
+                f"{', '.join(different[0][0])}) or in the sizes of codes or samples",
                 remedy="measure the same model and data on all devices (task=profile)",
             )
         placement = Placement(tuple(about["domains"]), len(devices))
@@ -126,7 +126,7 @@ class Domains:
         )
 
     def values(self, *, minibatches: int) -> dict[str, Any]:
-        """Entries of ``result.json``."""
+        """Returns entries for ``result.json``, for an epoch of ``minibatches``."""
         minibatch_s = self.steps.minibatch_s()
         busy = [each.busy_s / minibatch_s for each in self.steps.costs]
         rate, alone = self.samples / minibatch_s, self.samples_alone / self.alone_s
@@ -146,7 +146,7 @@ class Domains:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """Rows of ``devices.csv``, one for each rank."""
+        """Returns the rows of ``devices.csv``, one for each rank."""
         minibatch_s, peers = self.steps.minibatch_s(), self.placement.ranks - 1
         return [
             {
@@ -163,7 +163,7 @@ class Domains:
         ]
 
     def write(self, directory: RunDir, *, minibatches: int, shown: int) -> dict[str, Any]:
-        """Writes table, devices, picture and trace; returns the entries of ``result.json``."""
+        """Writes table, devices, picture and trace (``shown`` steps); returns :meth:`values`."""
         values, rows = self.values(minibatches=minibatches), self.rows()
         head = ("device", "domains", "busy", "sent codes KiB")
         cells = [

@@ -46,8 +46,8 @@ from sparsepipe.strategies.pipeline.stage_plan import find_layers
 class ResolvedRun:
     """One run and everything that its configuration decides, resolved once.
 
-    ``launch/prepare.py`` makes it, and then copies that know more: first the directory, then the
-    plan that a search has written there.
+    ``launch/prepare.py`` makes it, then copies that also have the directory and, later, the plan
+    that a search has written there.
 
     Attributes:
         spec: the configuration, as the task runs it on this hardware.
@@ -56,7 +56,7 @@ class ResolvedRun:
         division: how the strategy splits the model into stages; None: it does not.
         ranks: number of ranks over all nodes.
         places: the device of each rank.
-        training: configuration of the training whose network the task evaluates or predicts with.
+        training: configuration of the training whose network the task uses, if any and known.
         found: the directory; None until the data are prepared. See :attr:`directory`.
         watch: signals that end the run.
         throughput: callback that measures the rate of the training.
@@ -84,9 +84,9 @@ class ResolvedRun:
         directory: RunDir | None = None,
         watch: SignalWatch | None = None,
     ) -> Self:
-        """The run of a configuration as :meth:`Task.configured` returns it.
+        """Resolves the run of a configuration that :meth:`Task.configured` has returned.
 
-        If the run's ``directory`` is given and contains a plan, that plan counts.
+        If ``directory``, the run's, is given and contains a plan, the run has that plan.
 
         Raises:
             ConfigError: the task, the plan, the devices or the number of ranks are invalid.
@@ -110,7 +110,7 @@ class ResolvedRun:
         return made if directory is None else made.in_directory(directory)
 
     def in_directory(self, directory: RunDir) -> Self:
-        """The same run in its directory, with the plan that is kept there, if any."""
+        """Returns the run with its directory, and with the plan file there if there is one."""
         known = replace(self, found=directory)
         if self.division is None or not directory.plan.exists():
             return known
@@ -126,7 +126,7 @@ class ResolvedRun:
 
     @property
     def own_device(self) -> torch.device:
-        """The device of this rank, as torch calls it."""
+        """The torch device of this rank."""
         if self.inventory.accelerator != "cuda":
             return torch.device("cpu")
         rank, nodes = process_group.rank(), self.spec.parallel.num_nodes
@@ -134,8 +134,8 @@ class ResolvedRun:
         return torch.device("cuda", indices[process_group.local_rank()])
 
     def load_data(self, *stages: str) -> pl.LightningDataModule:
-        """The data, set up for ``stages`` (``fit``, ``test``), with loaders that leave signals and
-        the random numbers of the training alone.
+        """Returns the data, set up for ``stages`` (``fit``, ``test``); the loaders' draws do not
+        change those of the training, and their workers ignore Ctrl-C.
         """
         data = build_data(self.spec)
         for stage in stages:
@@ -144,7 +144,7 @@ class ResolvedRun:
         return data
 
     def build_module(self, data: pl.LightningDataModule) -> pl.LightningModule:
-        """A new network; raises a PlanError if the plan does not suit its layers."""
+        """Returns a new network; raises a PlanError if the plan does not fit its layers."""
         module = build_module(self.spec, data)
         if self.division is not None:
             name = find_layers(module, self.spec.parallel.argument("layers"))
@@ -155,10 +155,10 @@ class ResolvedRun:
     def trainer(
         self, callbacks: Sequence[pl.Callback], *, silent: bool = False, **instead: Any
     ) -> pl.Trainer:
-        """A Lightning Trainer as configured, with callbacks in addition to those of every run.
+        """Returns a Lightning Trainer with ``callbacks`` in addition to those of every run.
 
-        A ``silent`` one has no progress bar, loggers or rates; ``instead`` are arguments in place
-        of the configured ones.
+        A ``silent`` one has no progress bar, loggers or rates; ``instead``: arguments that replace
+        the configured ones.
         """
         arguments = {**self.spec.trainer.built(), **instead}
         cuda = self.inventory.accelerator == "cuda"
@@ -195,7 +195,8 @@ class ResolvedRun:
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise ConfigError(
                 f"Lightning refuses the settings of trainer: {error}",
-                remedy="correct the key that it names; `sparsepipe --cfg job` prints all keys",
+                remedy="correct the key that Lightning names; `sparsepipe --cfg job` prints all "
+                "keys",
             ) from error
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # the default
             trainer.strategy.checkpoint_io = DirectCheckpointIO()
@@ -213,14 +214,14 @@ class ResolvedRun:
         return parallel.strategy.replace(**given).build_with(cluster_environment=RankEnvironment())
 
     def keep_plan(self) -> KeepPlan:
-        """A new callback that writes a pipeline's plan to the run's directory."""
+        """Returns a new callback that writes a pipeline's plan to the run's directory."""
         details = {} if self.division is None else self.division.details
         return KeepPlan(self.directory, [place.text for place in self.places], details)
 
     def loggers(self) -> list[Any]:
-        """New loggers, as configured.
+        """Returns new loggers, as configured.
 
-        Trackers get a different id for each attempt, although attempts share the directory.
+        A run that ``force`` starts anew gets another id at trackers, in the same directory.
         """
         directory = self.directory
         again = f"-{directory.attempt + 1}" if directory.attempt else ""
@@ -235,18 +236,18 @@ class ResolvedRun:
 
 
 class Task(ABC):
-    """Base of tasks: ``task._target_`` names a subclass that takes the other keys of ``task``.
+    """Base of tasks: ``task._target_`` names a subclass, the other keys of ``task`` its arguments.
 
-    A subclass needs :meth:`run` only. The other methods are called before ranks exist, by the
-    process that the user started.
+    A subclass must define :meth:`run` only. The other methods are called before ranks run, by the
+    processes that the user or torchrun started.
 
     Attributes:
-        name: name of the task in results: that of the class with underscores.
-        alone: whether it runs as one process, so that no plan is searched for.
-        cores: number of cores that a sweep gives it; None: what its ranks need.
-        chooses_devices: whether ``parallel.devices`` is its number of ranks, and a sweep lets it
-            see all devices of the machine.
-        not_identity: keys of the configuration that do not affect its results; ``threads`` stands
+        name: the task's name in results; by default, the class name in snake case.
+        alone: whether the task runs as one process, so no plan is searched for.
+        cores: number of cores that a sweep gives the task; None: what its ranks need.
+        chooses_devices: whether :meth:`configured` sets ``parallel.devices`` to the number of
+            ranks; a sweep lets such a task see all devices of the machine.
+        not_identity: keys of the configuration that do not affect the results; ``threads`` stands
             for the number of threads.
     """
 
@@ -271,12 +272,12 @@ class Task(ABC):
         """
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
-        """The configuration as the task runs it on this hardware."""
+        """Returns the configuration as the task runs it on this hardware."""
         del inventory
         return spec
 
     def processes(self, run: ResolvedRun) -> int:
-        """Number of processes that share the cores of a host."""
+        """Returns the number of processes among which the cores of a host are divided."""
         return run.ranks
 
     def prepare(self, run: ResolvedRun) -> str:
@@ -284,22 +285,22 @@ class Task(ABC):
         return ready_data(run.spec)
 
     def hardware(self, inventory: Inventory) -> Inventory:
-        """The part of the hardware that the results depend on, for the run's identity."""
+        """Returns the part of the hardware that affects the results, for the run's identity."""
         return inventory
 
     def checkpoint(self, spec: RunSpec) -> Path | None:
-        """The checkpoint file that the task starts from, if any."""
+        """Returns the checkpoint file that the task starts from, if any."""
         if spec.checkpoint is None:
             return None
         return find_checkpoint(spec.checkpoint, outputs=spec.paths.outputs)
 
     def adopt_plan(self, run: ResolvedRun) -> None:
-        """Writes the run's plan, if the task takes it from anywhere other than a search."""
+        """Writes a plan to the run's directory if the task has one without a search."""
         del run
 
 
 def task_of(spec: RunSpec) -> Task:
-    """The task of a configuration, with its settings."""
+    """Returns the task of a configuration, with its settings."""
     found = spec.task.locate()
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise ConfigError(

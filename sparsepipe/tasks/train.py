@@ -57,7 +57,7 @@ from sparsepipe.utils.files import read_mapping, write_csv, write_json, write_te
 log = logging.getLogger(__name__)
 
 _FORWARDS: Mapping[str, Any] = {"warmup": 2, "timed": 20, "most_s": 20.0}
-"""Numbers of forward passes that measure inference, and most seconds, as in task=evaluate."""
+"""Arguments of :func:`inference_rate`: as many passes as in task=evaluate, but a limited time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +84,8 @@ class Train(Task):
         forwards: Mapping[str, Any] = _FORWARDS,
         more: Mapping[str, Any] | None = None,
     ) -> None:
-        """Trains like :meth:`run`, with arguments of :func:`inference_rate` and further values for
-        ``result.json``.
+        """Trains like :meth:`run`, with ``forwards``, arguments of :func:`inference_rate`, and with
+        ``more``, values for ``result.json``.
         """
         spec, seed = run.spec, int(run.spec.seed)
         data = run.load_data("fit", *(["test"] if self.test else []))
@@ -153,9 +153,9 @@ class Train(Task):
         data: pl.LightningDataModule,
         checkpoint: RunCheckpoint,
     ) -> dict[str, Any]:
-        """Tests the best weights, if they are kept and wanted, or the last; returns the metrics.
+        """Tests the best weights, or the last if ``test_weights`` says so or there is no best.
 
-        Rank 0 adds them to the last epoch's row.
+        Returns the metrics, which rank 0 adds to the last epoch's row of the metrics file.
         """
         best = run.directory.best
         weights = best if self.test_weights == "best" and best.exists() else None
@@ -178,7 +178,7 @@ class Train(Task):
         data: pl.LightningDataModule,
         values: Mapping[str, Any],
     ) -> None:
-        """Draws and logs the results."""
+        """Draws the run's pictures and logs its results."""
         from sparsepipe.plots import style  # imports matplotlib
         from sparsepipe.plots.curves import learning_curves_figure
         from sparsepipe.plots.pipeline import draw_schedule
@@ -205,9 +205,9 @@ class Train(Task):
 def _check_splits(
     run: ResolvedRun, trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool
 ) -> int:
-    """Number of test shapes; refuses callbacks and objectives that watch a validation without data.
+    """Returns the number of test shapes; refuses to watch metrics of a validation without data.
 
-    Loaders are made here, before training, so that ranks that cannot share a split are refused.
+    Loaders are made here so that splits that ranks cannot share are refused before training.
     """
     data.trainer = trainer  # from which users' own loaders may take the number of ranks
     validation = _validation(data)
@@ -239,7 +239,7 @@ def _fit(
     checkpoint: RunCheckpoint,
     resume: Resume | None,
 ) -> dict[str, Any]:
-    """Trains and returns values for ``result.json``."""
+    """Trains, and returns values for ``result.json``."""
     path = None if resume is None else resume.path
     try:
         trainer.fit(module, datamodule=data, ckpt_path=path, weights_only=True)
@@ -271,8 +271,8 @@ def _fit(
 
 
 def _write_trace(run: ResolvedRun, found: Measured | None) -> None:
-    """Writes ``trace.json`` and ``timeline_measured.png`` of what ranks did, and logs how long each
-    kind of work took on each rank, next to the times that the plan's search expected.
+    """Writes ``trace.json`` and ``timeline_measured.png``, and logs how long each kind of work took
+    on each rank, next to the times that the plan's search expected.
     """
     from sparsepipe.plots.pipeline import draw_measured, rank_name
 
@@ -300,7 +300,7 @@ def _write_trace(run: ResolvedRun, found: Measured | None) -> None:
 
 
 def _place(run: ResolvedRun, module: pl.LightningModule) -> Resume | None:
-    """Where the run resumes; None: a fresh run, which loads weights of ``checkpoint``, if set."""
+    """Loads the weights to begin with; returns where the run resumes, or None for a new run."""
     last, first = run.directory.last, run.spec.checkpoint
     if last.exists():
         content = read_checkpoint(last)
@@ -325,8 +325,8 @@ def _place(run: ResolvedRun, module: pl.LightningModule) -> Resume | None:
 
 
 def _agreed(run: ResolvedRun, resume: Resume | None) -> bool:
-    """Whether an earlier process has trained to the end; all ranks must agree on that and
-    ``resume``.
+    """Whether an earlier process has trained to the end; raises a ConfigError unless all ranks
+    agree on that and on ``resume``.
     """
     fitted = resume is not None and run.directory.fitted.exists()
     seen = (None if resume is None else (resume.epoch, resume.batches), fitted)
@@ -341,7 +341,7 @@ def _agreed(run: ResolvedRun, resume: Resume | None) -> bool:
 
 
 def training_values(run: ResolvedRun) -> dict[str, Any]:
-    """Epochs, times and rates of all epochs, and the metrics of the last one."""
+    """Returns the number of epochs, their times and rate, and the metrics of the last epoch."""
     rows = read_rows(run.directory.metrics)
     values: dict[str, Any] = {"epochs": len(rows)}
     if rows:

@@ -1,7 +1,7 @@
-"""A run's own file of the rows that it has logged to Weights & Biases.
+"""A file in which a run keeps the rows that it logs to Weights & Biases.
 
-Weights & Biases cannot resume a run offline: it begins another directory, and a killed run leaves
-an empty file. A run that resumes therefore logs these rows again, into a new directory.
+Offline, Weights & Biases cannot resume a run: it begins another directory, and a killed run leaves
+an empty file. A run that resumes therefore logs the kept rows again, into the new directory.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Row = dict[str, Any]
 
 
 class History:
-    """The rows in the file ``path``, which has a line of JSON for each and need not exist."""
+    """Rows kept in the file ``path``, one line of JSON each. The file need not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def rows(self) -> list[Row]:
-        """All rows in order, without a last line that a kill has cut off."""
+        """Returns all rows in order, without a last line that is incomplete after a kill."""
         try:
             lines = self.path.read_text(encoding="ascii").splitlines(keepends=True)
         except FileNotFoundError:
@@ -41,7 +41,7 @@ class History:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Appends the values of a row that are numbers or text, and waits for the disk."""
+        """Appends the numbers and strings of a row, and waits until they are on disk."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="ascii") as stream:
             stream.write(_line(row))
@@ -49,7 +49,7 @@ class History:
             os.fsync(stream.fileno())
 
     def keep_copy(self, directory: Path) -> None:
-        """Copies the file, if it exists, to ``directory`` under a name that is free there."""
+        """Copies the file, if it exists, into ``directory`` under a name not in use there."""
         if self.path.exists():
             directory.mkdir(parents=True, exist_ok=True)
             shutil.copy2(self.path, free_name(directory / self.path.name))
@@ -63,7 +63,7 @@ class History:
 
         The row at an epoch's end is logged after the epoch's checkpoint. If the run was killed
         between the two, or had no tracker before, the row is made from ``epochs``, the rows of the
-        metrics file, without values of that epoch that were logged, such as its validation's.
+        metrics file, without values that were logged before, such as those of the validation.
         """
         kept = [row for row in self.rows() if row[STEP] < place.steps]
         ended = {row.get("epoch") for row in kept if _OF_EPOCH_END in row}
@@ -84,7 +84,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _of_epoch(row: Mapping[str, str]) -> Row:
-    """A row of the metrics file as logged to a tracker, without the final test, to be repeated."""
+    """Converts a row of the metrics file to a tracker's; leaves out the test, which is repeated."""
     values = {
         name: float(value)
         for name, value in row.items()

@@ -26,7 +26,7 @@ from sparsepipe.tracking.history import STEP, History
 from sparsepipe.utils.files import free_name
 
 _PACKAGES = {f"{__name__}.{package}_logger": package for package in ("mlflow", "tensorboard")}
-"""Optional package that each logger needs, by the logger's target."""
+"""Optional package that each logger needs, by the path of the function that makes the logger."""
 _SET_VARIABLES: dict[str, str] = {}
 """Environment variables that this process has set, for settings that ``wandb.init`` lacks."""
 _BEGUN: set[str] = set()
@@ -49,20 +49,20 @@ def wandb_logger(
     group: str | None = None,
     tags: Sequence[str | int | float] = (),
 ) -> WandbRunLogger:
-    """A Weights & Biases logger that writes to the run's directory.
+    """Returns a Weights & Biases logger that writes to the run's directory.
 
     A resumed run keeps its id. Under a sweep agent (``wandb agent``), id, project and entity are
     the agent's, and the group is the sweep's id. ``WANDB_RUN_GROUP`` takes precedence over any
     group. Offline, the logger only writes files and needs neither a login nor a network.
 
     Raises:
-        ConfigError: the logger is online, but no login exists.
+        ConfigError: the logger is online, but no login was found.
     """
     if not offline and not _has_login():
         raise ConfigError(
             "logger.wandb.offline=false needs a Weights & Biases login",
-            remedy="run `wandb login`, set WANDB_API_KEY, or leave logger.wandb.offline=true: "
-            "`wandb sync` uploads the run later",
+            remedy="run `wandb login`, set WANDB_API_KEY, or set logger.wandb.offline=true and "
+            "upload the run later with `wandb sync`",
         )
     sweep = os.environ.get(_SWEEP)
     return WandbRunLogger(
@@ -80,7 +80,7 @@ def wandb_logger(
 
 
 def tensorboard_logger(*, run_dir: Path) -> TensorBoardLogger:
-    """A logger that writes TensorBoard's event files to ``tensorboard/`` in the run's directory."""
+    """Returns a logger that writes event files to ``tensorboard/`` in the run's directory."""
     _require("tensorboard")
     return TensorBoardLogger(run_dir, name="tensorboard", version="", default_hp_metric=False)
 
@@ -94,10 +94,9 @@ def mlflow_logger(
     tracking_uri: str | None = None,
     tags: Sequence[str | int | float] = (),
 ) -> MLFlowLogger:
-    """A logger to a run of MLflow, which a resumed run continues.
+    """Returns a logger to the MLflow run with the name ``run_id``, which a resumed run continues.
 
-    MLflow's run has the name ``run_id``. Without the ``tracking_uri`` of a server, it is in
-    ``mlflow/`` in the run's directory.
+    Without the ``tracking_uri`` of a server, MLflow writes to ``mlflow/`` in the run's directory.
     """
     _require("mlflow")
     from mlflow.tracking import MlflowClient
@@ -119,7 +118,7 @@ def mlflow_logger(
 
 
 def refuse_missing(loggers: Iterable[Target]) -> None:
-    """Raises a ConfigError if a logger of this module lacks its optional package."""
+    """Raises a ConfigError if the optional package of one of the loggers is not installed."""
     for each in loggers:
         if each.path in _PACKAGES:
             _require(_PACKAGES[each.path])
@@ -129,16 +128,16 @@ def _require(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise ConfigError(
             f"logger={package} needs {package}, which is not installed",
-            remedy=f"pip install 'sparsepipe[{package}]', or leave {package} out of logger=",
+            remedy=f"run pip install 'sparsepipe[{package}]', or leave {package} out of logger=",
         )
 
 
 class WandbRunLogger(WandbLogger):
-    """Logs to one Weights & Biases run, however often the processes that log are killed.
+    """Logs to one Weights & Biases run, even if the run is killed and resumed several times.
 
     Offline, ``wandb/`` in the run's directory holds one directory for each id: a run that resumes
     writes it anew from its :class:`History`, and the earlier one moves to ``wandb-earlier/``.
-    Nothing is deleted. Online, the server has the history. ``init`` are further arguments of
+    Nothing is deleted. Online, the server keeps the rows. ``init``: further arguments of
     ``wandb.init``.
     """
 
@@ -153,9 +152,9 @@ class WandbRunLogger(WandbLogger):
 
     @rank_zero_only
     def resume(self, place: Resume, epochs: Sequence[Mapping[str, str]]) -> None:
-        """Makes the run resume at the checkpoint of ``place``; must be called before any logging.
+        """Prepares resuming at ``place``; must be called before anything is logged.
 
-        ``epochs`` are the rows of the metrics file.
+        ``epochs``: the rows of the metrics file.
         """
         self._history.keep_copy(self._earlier)  # with the rows that will be repeated
         self._history.resume(place, epochs)
@@ -182,7 +181,7 @@ class WandbRunLogger(WandbLogger):
 
     @property
     def upload(self) -> str | None:
-        """The command that uploads the run's files; None: the run is online."""
+        """The shell command that uploads the run's files; None: the run is online."""
         return f"wandb sync {self._folder}" if self._offline else None
 
     def _begin(self) -> Any:
@@ -237,7 +236,7 @@ class WandbRunLogger(WandbLogger):
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Logs a row of metrics, with the names of the metrics file."""
+        """Logs a row of metrics under the names that they have in the metrics file."""
         run = self.experiment  # which may change the step
         # Lightning adds a suffix to the names of an epoch's values.
         short = {name: name.removesuffix("_epoch") for name in metrics}
@@ -250,10 +249,10 @@ class WandbRunLogger(WandbLogger):
 
 
 def end_tracking(*, failed: bool) -> None:
-    """Ends the Weights & Biases run of a job, so that the next job of the process has its own.
+    """Ends the Weights & Biases run of this process's job, which may have ``failed``.
 
-    The process that writes it ends too. Otherwise jobs started from here would share that process,
-    and the run of a killed job would stay open.
+    The process that writes the run ends too. Otherwise jobs started from here would share that
+    process, and the run of a killed job would stay open.
     """
     wandb = sys.modules.get("wandb")
     if wandb is None or wandb.run is None or wandb.run.id not in _BEGUN:
@@ -265,7 +264,7 @@ def end_tracking(*, failed: bool) -> None:
 
 
 def _unset_variables() -> None:
-    """Removes a job's variables, which neither later jobs nor other programs should see."""
+    """Removes the environment variables that :meth:`WandbRunLogger._begin` has set."""
     for name, value in _SET_VARIABLES.items():
         if os.environ.get(name) == value:
             del os.environ[name]
@@ -273,7 +272,7 @@ def _unset_variables() -> None:
 
 
 def _has_login() -> bool:
-    """Whether the environment, the settings file or the netrc file has a login for the server.
+    """Whether the environment, wandb's settings file or the netrc file has a login for its server.
 
     ``wandb.login`` is not called, since it would contact the server or wait for input.
     """

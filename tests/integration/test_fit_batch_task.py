@@ -121,7 +121,7 @@ def test_a_training_that_fits_measures_memory_and_inference_once(kept, job, monk
 @BOTH
 def test_what_is_refused_before_anything_is_measured(task: str, job) -> None:
     asked = (f"task={task}", "task.budget_bytes=1e9")
-    with pytest.raises(ConfigError, match=f"but task={task} runs as one process"):
+    with pytest.raises(ConfigError, match=f"task={task} runs as one process, but parallel"):
         job(*asked, "parallel=hete_mp")
     with pytest.raises(ConfigError, match=r"task\.steps' must be greater than or equal to 1"):
         job(*asked, "task.steps=0")

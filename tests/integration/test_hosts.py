@@ -141,7 +141,7 @@ def test_each_process_takes_a_rank_of_its_host(
 
 @pytest.mark.parametrize("of_nodes", [[("x", 3), ("y", 2)], [("x", 5)]])
 def test_other_numbers_of_processes_are_refused(of_nodes: list[tuple[str, int]]) -> None:
-    with pytest.raises(PlanError, match="the plan needs 2 on a, 3 on b") as refused:
+    with pytest.raises(PlanError, match="the run needs 2 on a, 3 on b") as refused:
         new_ranks(processes(*of_nodes), [(1, 4), (0, 2, 3)], ["a", "b"])
     assert "--nproc-per-node" in refused.value.remedy
 

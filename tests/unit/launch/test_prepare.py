@@ -74,12 +74,12 @@ def test_a_logger_without_its_package_is_refused_with_its_extra(
 @pytest.mark.parametrize(
     ("stages", "parts", "message", "most"),
     [
-        ((STRAIGHT,), 3, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
-        ((), 4, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
-        ((BOTH,), 5, "data.batch_size=2 on each of 2 devices gives 4 samples", "to 4 or fewer"),
-        ((SEARCHED,), 5, "data.batch_size=2 on each of 2 devices gives 4 samples", "to 4 or fewer"),
-        ((f"{SEARCH}straight",), 3, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
-        ((SEARCHED, SECOND), 3, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
+        ((STRAIGHT,), 3, "data.batch_size=2 is too small", "to 2 or fewer"),
+        ((), 4, "data.batch_size=2 is too small", "to 2 or fewer"),
+        ((BOTH,), 5, "data.batch_size=2 on each of 2 devices is too small", "to 4 or fewer"),
+        ((SEARCHED,), 5, "data.batch_size=2 on each of 2 devices is too small", "to 4 or fewer"),
+        ((f"{SEARCH}straight",), 3, "data.batch_size=2 is too small", "to 2 or fewer"),
+        ((SEARCHED, SECOND), 3, "data.batch_size=2 is too small", "to 2 or fewer"),
     ],
 )
 def test_refused_before_ranks_start(
@@ -95,7 +95,7 @@ def test_refused_before_ranks_start(
     with pytest.raises(ConfigError) as refused:
         run_directory(config)
     assert message in refused.value.message
-    assert f"microbatches={parts}: some microbatches" in refused.value.message
+    assert f"microbatches={parts}: some would be empty" in refused.value.message
     assert most in refused.value.remedy
 
 

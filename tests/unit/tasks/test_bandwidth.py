@@ -101,7 +101,7 @@ def test_hosts_of_unequal_size(shell: Shell) -> None:
     refused = on_hosts(shell, (2, 1), *QUICK, "hardware=file", "force=true")
     assert all(agent.code for agent in refused)
     # Whose rank says so before the others are ended is not told.
-    assert any("the plan needs 1 on a, 2 on b" in agent.err for agent in refused), refused
+    assert any("the run needs 1 on a, 2 on b" in agent.err for agent in refused), refused
 
 
 def rank_process(parent: int, rank: int) -> int:

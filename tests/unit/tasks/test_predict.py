@@ -185,7 +185,7 @@ def test_a_training_is_used_from_any_directory(
     assert "passed over" not in caplog.text, "nobody asked about the data of the training"
     (place / "parts").rename(place / "moved")
     try:
-        with pytest.raises(DataError, match=r"parts is not a directory.*this is the data.root of"):
+        with pytest.raises(DataError, match=r"parts is not a directory.*data.root is that of"):
             run_job(composed(*MEASURED, f"checkpoint={run}"))
         moved = (*MEASURED, f"checkpoint={run}", f"data.root={place}/moved")
         assert run_job(composed(*moved)).run_id == here.run_id
@@ -217,7 +217,7 @@ def test_files_that_are_found(place: Path) -> None:
     ("files", "error", "message"),
     [
         ("nowhere", ConfigError, "no file or folder matches nowhere"),
-        ("outputs/*/*/*.json", ConfigError, r"names no shape file, but \d+ .json"),
+        ("outputs/*/*/*.json", ConfigError, r"names no shape file, only \d+ .json"),
         ("new/b.png", DataError, "new/b.png does not have the suffix"),
         ("null", ConfigError, "task=predict needs input"),
     ],
