@@ -98,7 +98,7 @@ def test_the_device_of_each_rank(
         (["a/full/0", "a/full/0"], 1, "for 2 ranks"),
         (["a/full/0"], 1, "for 2 ranks"),
         (["a/full/0", "b/quick/0"], 1, r"on 2 hosts \(a, b\), but parallel.num_nodes=1"),
-        (["a/full/0", "a/half/0"], 2, r"on 1 hosts \(a\), but parallel.num_nodes=2"),
+        (["a/full/0", "a/half/0"], 2, r"devices are a, but parallel.num_nodes=2"),
     ],
 )
 def test_plans_that_ranks_cannot_follow(devices: list[str], nodes: int, message: str) -> None:

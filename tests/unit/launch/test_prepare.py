@@ -105,7 +105,7 @@ def test_a_plan_that_a_search_has_found_says_how_many_devices_read(tmp_path: Pat
     directory.plan.write_text(Plan.of(config="2", cuts=[], num_layers=4).to_json())
     refuse_empty_microbatches(resolved(config, directory=directory))
     directory.plan.write_text(Plan.of(config="1-1", cuts=[2], num_layers=4).to_json())
-    with pytest.raises(ConfigError, match=r"data\.batch_size=2 gives 2 samples"):
+    with pytest.raises(ConfigError, match=r"data\.batch_size=2 is too small"):
         refuse_empty_microbatches(resolved(config, directory=directory))
 
 
