@@ -95,9 +95,9 @@ def test_the_device_of_each_rank(
 @pytest.mark.parametrize(
     ("devices", "nodes", "message"),
     [
-        (["a/full/0", "a/full/0"], 1, "for 2 ranks"),
-        (["a/full/0"], 1, "for 2 ranks"),
-        (["a/full/0", "b/quick/0"], 1, r"on 2 hosts \(a, b\), but parallel.num_nodes=1"),
+        (["a/full/0", "a/full/0"], 1, "2 ranks need"),
+        (["a/full/0"], 1, "2 ranks need"),
+        (["a/full/0", "b/quick/0"], 1, r"devices are a, b, but parallel.num_nodes=1"),
         (["a/full/0", "a/half/0"], 2, r"devices are a, but parallel.num_nodes=2"),
     ],
 )
