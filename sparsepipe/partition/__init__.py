@@ -1,1 +1,1 @@
-"""Which device computes which layers: costs, and searches for the best plan."""
+"""Plans, which say which devices compute which layers: their costs, and searches for the best."""

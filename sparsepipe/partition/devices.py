@@ -14,19 +14,19 @@ Counts = tuple[int, ...]
 """Number of devices of each kind."""
 
 SEVERAL = -1
-"""In place of a host's number, if the devices of a stage are on several hosts."""
+"""Stands for a host's number if the devices of a stage are on several hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKind:
-    """Interchangeable devices: the same model in the same host.
+    """Interchangeable devices, of the same model and on the same host.
 
     Args:
         name: model of the devices.
         host: name of their host.
         count: number of devices.
         memory_bytes: memory of one device; None: unknown.
-        tflops: peak, in 1e12 floating-point operations a second; None: unknown.
+        tflops: peak speed, in 1e12 floating-point operations per second; None: unknown.
     """
 
     name: str
@@ -37,7 +37,7 @@ class DeviceKind:
 
 
 def kinds_of(inventory: Inventory) -> tuple[DeviceKind, ...]:
-    """The kinds of devices in an inventory with a count above 0, in the inventory's order."""
+    """The kinds of devices with a count above 0, in the inventory's order."""
     return tuple(
         DeviceKind(
             name=device.name,
@@ -54,7 +54,7 @@ def kinds_of(inventory: Inventory) -> tuple[DeviceKind, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePool:
-    """Kinds of devices in the inventory's order, and the bandwidth between any two.
+    """Kinds of devices in the inventory's order, and the bandwidth between any two devices.
 
     Args:
         kinds: the kinds, at least one.
@@ -62,10 +62,10 @@ class DevicePool:
         between: bytes/s between hosts.
 
     Attributes:
-        counts: number of all devices of each kind.
+        counts: number of devices of each kind.
         num_devices: N, number of devices of all kinds.
-        speeds: bandwidths that two devices can have between them.
-        is_uniform: whether one bandwidth holds between any two devices.
+        speeds: the bandwidths that occur between two devices, in bytes/s.
+        is_uniform: whether the bandwidth is the same between any two devices.
     """
 
     kinds: tuple[DeviceKind, ...]
@@ -91,29 +91,29 @@ class DevicePool:
 
     @classmethod
     def of(cls, inventory: Inventory, *, bandwidth_bytes_per_s: float | None = None) -> DevicePool:
-        """The devices of an inventory, with one bandwidth for all links if one is given."""
+        """The pool of an inventory; ``bandwidth_bytes_per_s``, if given, holds for all links."""
         kinds = kinds_of(inventory)
         if bandwidth_bytes_per_s is not None:
-            speed = _speed(Link(bytes_per_s=bandwidth_bytes_per_s), "all devices", inventory)
+            speed = _speed(Link(bytes_per_s=bandwidth_bytes_per_s), "between devices", inventory)
             return cls(kinds=kinds, inside={k.host: speed for k in kinds}, between=speed)
         inside = {}
         for host in inventory.hosts:
             if count := sum(device.count for device in host.devices):
                 alone = count == 1
-                of_host = f"host {host.name!r}"
+                of_host = f"of host {host.name!r}"
                 inside[host.name] = inf if alone else _speed(host.link, of_host, inventory)
-        of_all = "the inventory, between its hosts,"
+        of_all = "between the hosts"
         between = _speed(inventory.link, of_all, inventory) if len(inside) > 1 else inf
         return cls(kinds=kinds, inside=inside, between=between)
 
     def host_of(self, counts: Sequence[int]) -> int:
-        """Number of the host that has all these devices, or :data:`SEVERAL`."""
+        """Index in ``inside`` of the host that has all of ``counts``, or :data:`SEVERAL`."""
         names = list(self.inside)
         hosts = {names.index(kind.host) for kind, n in zip(self.kinds, counts, strict=True) if n}
         return hosts.pop() if len(hosts) == 1 else SEVERAL
 
     def sync_bytes_per_s(self, counts: Sequence[int]) -> float:
-        """Bandwidth in bytes/s of the slowest link between these devices."""
+        """Bandwidth in bytes/s of the slowest link between devices; infinite for a single one."""
         on_host = dict.fromkeys(self.inside, 0)
         for kind, count in zip(self.kinds, counts, strict=True):
             on_host[kind.host] += count
@@ -125,7 +125,7 @@ class DevicePool:
     def between_hosts(self, counts: Sequence[int], following: Sequence[int]) -> tuple[float, int]:
         """Bandwidth in bytes/s between two successive stages, and how many links share a transfer.
 
-        Receivers on one host share its link; stages on the same hosts stay inside each host.
+        There is a link for each receiving host or, if stages share all hosts, for each receiver.
         """
         hosts, receiving = (
             {kind.host for kind, n in zip(self.kinds, each, strict=True) if n}
@@ -136,7 +136,7 @@ class DevicePool:
         return self.between, len(receiving)
 
     def cut_bytes_per_s(self, host: int, following: int) -> float:
-        """Bandwidth in bytes/s between successive stages, each on one host or :data:`SEVERAL`."""
+        """Bandwidth in bytes/s between two successive stages, from the :meth:`host_of` each."""
         if self.is_uniform:
             return next(iter(self.speeds), inf)
         if host == following != SEVERAL:
@@ -147,14 +147,14 @@ class DevicePool:
 def _speed(link: Link | None, of: str, inventory: Inventory) -> float:
     if link is None:
         raise HardwareError(
-            f"the link of {of} has no bandwidth",
+            f"no bandwidth is given for the link {of}",
             remedy=f"{how_to_give_links(inventory)}, or give one bandwidth for all links "
             "(task.bandwidth_bytes_per_s)",
         )
     if not 0 < link.bytes_per_s < inf:
         raise HardwareError(
-            f"the bandwidth of the link of {of} is {link.bytes_per_s} bytes/s",
-            remedy="give a finite number above 0, such as task=bandwidth measures",
+            f"the bandwidth of the link {of} is {link.bytes_per_s} bytes/s",
+            remedy="give a finite number above 0, for example as measured with task=bandwidth",
         )
     return float(link.bytes_per_s)
 
@@ -164,8 +164,8 @@ class Choice:
     """A stage that a search has chosen.
 
     Attributes:
-        first: the first layer.
-        end: the first layer of the next stage.
+        first: index of the first layer or, in a graph, of the state that the stage extends.
+        end: index of the first layer of the next stage or, in a graph, of the state at its end.
         counts: number of devices of each kind.
     """
 

@@ -26,17 +26,17 @@ _ALL_PLANS = ("exact", "exhaustive")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
-    """Costs of one stage; times are seconds for each minibatch.
+    """Costs of stage ``stage``, layers ``first`` to ``last``; times are seconds for each minibatch.
 
     Attributes:
         devices: its devices as text, such as ``4 x RTX 2080 Ti``.
         compute_s: forward, backward, update, loading and recomputation on its slowest device,
-            shared by its replicas.
+            divided by its number of replicas.
         sync_s: all-reduce between the replicas.
-        transfer_s: transfer across the cut after it.
-        memory_bytes: bytes that each of its devices keeps; None: memory does not count.
-        memory_limit_bytes: memory of its smallest device; None: unknown.
-        utilisation: share of the time between two minibatches in which it computes or all-reduces.
+        transfer_s: transfer to the next stage; 0 for the last.
+        memory_bytes: bytes that each of its devices keeps; None: the search ignores memory.
+        memory_limit_bytes: the least memory of one of its devices; None: unknown or ignored.
+        utilisation: share of the time between minibatches in which it computes or all-reduces.
     """
 
     stage: int
@@ -52,7 +52,7 @@ class StageRow:
 
     @property
     def time_s(self) -> float:
-        """Q, compute and all-reduce."""
+        """Q, the seconds of compute and all-reduce together."""
         return self.compute_s + self.sync_s
 
 
@@ -62,10 +62,10 @@ class Explanation:
 
     Attributes:
         bottleneck_s: seconds between two minibatches: those of the slowest stage or transfer.
-        limit: the name of that stage or transfer.
-        dp_s: seconds of a minibatch with data parallelism, with whole batches on the same devices
-            by the same cost model; None: it does not fit the memory.
-        nodes: nodes of each stage, for a branching graph, whose states are the plan's layers.
+        limit: the name of that stage or transfer, such as ``stage 0``.
+        dp_s: seconds between two minibatches with data parallelism on the same devices, by the same
+            cost model, without microbatches; None: it does not fit the memory.
+        nodes: names of each stage's nodes, for a branching graph, whose states count as layers.
         spans: recomputed spans of each stage, if any.
     """
 
@@ -79,11 +79,11 @@ class Explanation:
 
     @property
     def is_dp(self) -> bool:
-        """Whether the plan is data parallelism."""
+        """Whether the plan is data parallelism: one stage on all devices."""
         return len(self.rows) == 1
 
     def verdict(self) -> str:
-        """A sentence on whether to split the model at all."""
+        """A clause that compares the plan with data parallelism, on whether to split at all."""
         if self.dp_s is None:
             alone = "one stage on all devices, in microbatches: whole batches would not fit"
             return (
@@ -105,7 +105,7 @@ class Explanation:
 def explain(
     problem: Problem, solution: Solution, chosen: RecomputedLayers | None = None
 ) -> Explanation:
-    """The costs of a solution on its real devices, even if its search treated them as equal."""
+    """Costs of a solution on the real devices, with those of the recomputed layers ``chosen``."""
     pool, spans, plan = problem.pool, problem.spans, solution.stages
     stages_s, cuts_s = plan_times(plan, spans, pool, problem.model, by_hosts=solution.by_hosts)
     kept = None if problem.memory is None else plan_bytes(plan, spans, pool, problem.memory)
@@ -159,7 +159,7 @@ def explain(
 
 
 def stage_nodes(problem: Problem, stages: Sequence[Choice]) -> tuple[tuple[str, ...], ...]:
-    """The nodes of a branching graph in each stage; empty for a chain of layers."""
+    """The names of the nodes in each stage of a branching graph; empty for a chain of layers."""
     if not problem.profiles or not (states := problem.profiles[0].states):
         return ()
     names = [layer.name for layer in problem.profiles[0].layers]
@@ -169,9 +169,9 @@ def stage_nodes(problem: Problem, stages: Sequence[Choice]) -> tuple[tuple[str, 
 
 
 def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Plan:
-    """The plan for a file and for training; devices are named ``host/model/number``.
+    """The plan for a file and for training, with devices named ``host/model/number``.
 
-    ``origin`` is added to the file: further entries about the inputs of the search.
+    ``origin``: further entries of the plan's details, about the inputs of the search.
     """
     solution = explanation.solution
     recomputed = bounds_of(explanation.spans or ())
@@ -202,8 +202,8 @@ def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Pla
 
 
 def _rank_times(problem: Problem, explanation: Explanation) -> list[dict[str, object]]:
-    """Seconds of a minibatch's forward, backward and update on each rank's own device; empty for a
-    branching graph.
+    """For each rank, its device and the seconds of a minibatch's forward, backward and update on
+    it; empty for a branching graph.
     """
     pool, profiles = problem.pool, problem.profiles
     if not profiles or profiles[0].states:
@@ -229,10 +229,10 @@ def _rank_times(problem: Problem, explanation: Explanation) -> list[dict[str, ob
 
 
 def rank_times(plan: Plan) -> list[dict[str, Any]]:
-    """What a plan's search expected for each rank: the ``device``, and seconds of a minibatch's
-    ``forward``, ``backward``, ``update`` and, in the first stage, ``load``.
+    """The times that a plan's search predicted for each rank: its ``device``, and seconds of a
+    minibatch's ``forward``, ``backward``, ``update`` and, if it counts, ``load``.
 
-    Empty if the plan has no such times, or has them for other devices than its own.
+    Empty if the plan has no such times, or if they are for devices other than its own.
     """
     expected: list[dict[str, Any]] = plan.details.get("rank_times_s") or []
     devices = [device_name(device) for stage in plan.stages for device in stage.devices]
@@ -240,7 +240,7 @@ def rank_times(plan: Plan) -> list[dict[str, Any]]:
 
 
 def device_names(stages: Sequence[Choice], pool: DevicePool) -> list[tuple[str, ...]]:
-    """The names of each stage's devices; those of a kind are numbered from 0 in stage order."""
+    """Names ``host/model/number`` of each stage's devices; numbers count up in stage order."""
     taken = [0] * len(pool.kinds)
     found = []
     for stage in stages:

@@ -1,4 +1,4 @@
-"""Bytes that a stage keeps in the memory of each of its devices; microbatches in flight."""
+"""The bytes that a stage keeps in the memory of each of its devices, and microbatches in flight."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ MIB = 2**20
 """Bytes in a MiB, the unit of memory in messages."""
 
 REPLICA_BUFFERS = 2.0
-"""Most bytes for each byte of parameters that a replica keeps for averaging gradients: the sum that
-it sends and the parts that it receives."""
+"""The most bytes that a replica keeps for averaging gradients, for each byte of parameters: the sum
+that it sends and the parts that it receives."""
 
 
 def room_bytes(limit_bytes: float) -> float:
-    """A memory limit with a tolerance of a billionth, since a search adds up bytes in another order
-    than the check of its plan.
+    """A memory limit plus a billionth as tolerance, since a search adds up bytes in a different
+    order than the check of its plan.
     """
     return limit_bytes * (1 + 1e-9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryModel:
-    """Bytes of a stage, from the asynchronous schedule.
+    """Bytes that a device of a stage keeps in an asynchronous pipeline.
 
-    A device of a stage with r replicas, with R devices in this and all later stages, has
-    ``(R - 1) // r + 1`` minibatches in flight. Each keeps what its layers save for the backward,
-    its input and its output, and with weight stashing a version of the weights, the newest of which
-    is in use. Where r > 1, replicas keep up to two vectors of the parameters' size to average
+    With r replicas in a stage and R devices in this and all later stages, each device of the stage
+    has ``(R - 1) // r + 1`` minibatches in flight. Each keeps what the layers save for its backward
+    pass, the stage's input and output, and with weight stashing a version of the weights, the
+    newest of which is in use. If r > 1, up to two vectors of the parameters' size serve to average
     gradients.
 
     Args:
         stash: whether each minibatch in flight keeps a version of the weights (weight stashing).
-        predicted: whether these are predictions in addition to the newest weights (SpecTrain).
-        optimizer: bytes of optimizer state for each byte of parameters: 1 for SGD with momentum,
-            2 for Adam, 0 for plain SGD.
+        predicted: whether these versions are predicted, in addition to the newest (SpecTrain).
+        optimizer: bytes of optimizer state for each byte of parameters: 1 for SGD with momentum, 2
+            for Adam, 0 for plain SGD.
         gradients: bytes of gradients for each byte of parameters.
         reserved_bytes: bytes of each device for everything else: the framework, workspaces of
-            kernels, buffers of messages.
+            kernels, message buffers.
     """
 
     stash: bool = True
@@ -62,7 +62,7 @@ class MemoryModel:
             if not 0 <= (value := getattr(self, name)) < float("inf"):
                 raise ConfigError(
                     f"{name}={value} of the memory model is not a finite number of at least 0",
-                    remedy="give 0 or a positive number",
+                    remedy="give a finite number of at least 0",
                 )
 
     def in_flight(self, replicas: int, left: int) -> int:
@@ -77,14 +77,14 @@ class MemoryModel:
         return versions + self.optimizer + self.gradients + buffers
 
     def beside_bytes(self, parameter_bytes: _Bytes, *, replicas: int) -> _Bytes:
-        """Bytes that a device keeps with one version of weights, without those for backwards."""
+        """Bytes that a device keeps besides those for backward passes, with one weight version."""
         each = self.per_parameter_byte(1, replicas=replicas)
         return self.reserved_bytes + each * parameter_bytes
 
     def stage_bytes(
         self, parameter_bytes: float, stored_bytes: float, *, replicas: int, left: int
     ) -> float:
-        """Bytes that each device of a stage keeps; ``stored_bytes`` are those of one minibatch."""
+        """Bytes that each device keeps; ``stored_bytes`` are for each minibatch in flight."""
         in_flight = self.in_flight(replicas, left)
         weights = self.per_parameter_byte(in_flight, replicas=replicas) * parameter_bytes
         return self.reserved_bytes + weights + in_flight * stored_bytes
@@ -93,7 +93,7 @@ class MemoryModel:
 def plan_bytes(
     plan: Sequence[Choice], spans: Spans, pool: DevicePool, memory: MemoryModel
 ) -> list[tuple[float, float | None]]:
-    """For each stage, bytes that each device keeps, and bytes of the smallest; None: unknown."""
+    """For each stage, bytes that a device keeps, and its devices' least memory; None: unknown."""
     found = []
     for number, stage in enumerate(plan):
         kept = memory.stage_bytes(
@@ -114,7 +114,7 @@ def plan_bytes(
 def fits(
     plan: Sequence[Choice], spans: Spans, pool: DevicePool, memory: MemoryModel | None
 ) -> bool:
-    """Whether each device holds what its stage keeps."""
+    """Whether each device holds what its stage keeps; a device of unknown memory holds anything."""
     return memory is None or all(
         room is None or kept <= room_bytes(room)
         for kept, room in plan_bytes(plan, spans, pool, memory)
@@ -126,10 +126,10 @@ class Microbatches:
     """How a synchronous schedule cuts a minibatch.
 
     Args:
-        schedule: ``gpipe``, ``1f1b``, ``eager_1f1b`` or the dotted path of another one.
-        count: T, number of microbatches of a minibatch, over all devices of the first stage.
-        batch_size: number of samples that each of these devices reads, also in the profiles; None:
-            unknown, and microbatches count as equally large.
+        schedule: ``gpipe``, ``1f1b``, ``eager_1f1b`` or the dotted path of another schedule.
+        count: T, number of microbatches of a minibatch over all devices of the first stage.
+        batch_size: number of samples that each of these devices reads for a minibatch, as in the
+            profiles; None: unknown, and microbatches count as equally large.
     """
 
     schedule: str
@@ -138,18 +138,18 @@ class Microbatches:
 
     @property
     def least_readers(self) -> int:
-        """The least number of first-stage devices that read a sample for each microbatch."""
+        """The fewest first-stage devices that together read a sample for each microbatch."""
         return 1 if self.batch_size is None else -(-self.count // self.batch_size)
 
     def in_flight(self, plan: Plan, stage: int) -> float:
-        """Most microbatches in flight on a device of a stage, as multiples of the largest one."""
+        """Peak of microbatches in flight on a device of a stage, as multiples of the largest."""
         left = plan.num_ranks - plan.ranks_of(stage).start
         at_once = int(self.at_once(plan.replicas(stage), left))
         return self.in_flight_of(plan.replicas(stage), at_once, readers=plan.replicas(0))
 
     def at_once(self, replicas: Ints | int, left: Ints | int) -> Ints:
-        """Most microbatches of any size in flight on a device of a stage; ``left`` is the number of
-        devices of this and all later stages.
+        """Peak number of microbatches, of any size, in flight on a device of a stage with
+        ``replicas``; ``left`` is the number of devices of this and all later stages.
         """
         most = np.asarray(-(-self.count // replicas))
         if (warmups := WARMUPS.get(self.schedule)) is not None:
@@ -157,7 +157,7 @@ class Microbatches:
         return most
 
     def in_flight_of(self, replicas: int, at_once: int, *, readers: int) -> float:
-        """As :meth:`in_flight`, from numbers of devices."""
+        """As :meth:`in_flight`, from :meth:`at_once` and the number of first-stage devices."""
         if self.count % readers == 0:
             return at_once  # all are equally large
         sizes = sizes_of(self.count, readers, batch_size=self.batch_size)
@@ -169,16 +169,16 @@ class Microbatches:
         return max(held) / max(sizes)
 
     def share(self, readers: int) -> float:
-        """Size of the largest microbatch relative to the profiles' batch."""
+        """Largest microbatch as a fraction of the batch that each of ``readers`` devices reads."""
         fewest = len(in_turn(self.count, replica=readers - 1, replicas=readers))
         return _share(max(1, fewest), self.batch_size)
 
 
 def sizes_of(count: int, readers: int, *, batch_size: int | None = None) -> list[float]:
-    """Sizes of all microbatches of a minibatch, relative to the batch that a device reads.
+    """Sizes of the ``count`` microbatches of a minibatch, as fractions of the batch of a device.
 
-    Devices of the first stage take turns, and each cuts its batch into its own microbatches, which
-    are equally large if the batch size is unknown.
+    The ``readers`` devices of the first stage take turns, and each cuts its batch into its own
+    microbatches, which are equally large if the batch size is unknown.
     """
     found = [0.0] * count
     for reader in range(readers):
@@ -191,16 +191,16 @@ def sizes_of(count: int, readers: int, *, batch_size: int | None = None) -> list
 def check_microbatches(
     count: int, replicas: Sequence[int] = (), *, name: str = "microbatches"
 ) -> None:
-    """Raises a ConfigError if ``count`` microbatches do not suit stages with these ``replicas``."""
+    """Raises a ConfigError if ``count`` is not valid or less than the ``replicas`` of a stage."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ConfigError(
-            f"{name}={count!r} is not a number of parts of a minibatch",
+            f"{name}={count!r} is not a valid number of microbatches",
             remedy="give a whole number of at least 1",
         )
     if (most := max(replicas, default=0)) > count:
         raise ConfigError(
-            f"{name}={count} are fewer than the {most} devices of stage {replicas.index(most)} "
-            f"(plan {'-'.join(map(str, replicas))}), which take turns at them",
+            f"{name}={count} is less than {most}, the number of devices of stage "
+            f"{replicas.index(most)} (plan {'-'.join(map(str, replicas))}), which take turns",
             remedy=f"set {name} to {most} or more, best to a multiple of each stage's devices",
         )
 

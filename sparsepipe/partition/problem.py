@@ -1,9 +1,9 @@
 """The partitioning problem, and the solution that a search finds.
 
-Devices of the same model with the same memory are equal on one host, and on all hosts if the
-bandwidth is the same between any two devices. ``exact`` treats equal devices together, and so has
-far fewer subsets to consider. Among plans that differ only in the hosts of equal devices, it takes
-the one whose stages, one after another, use the hosts that the inventory lists first.
+Devices of the same model with the same memory count as equal if they are on the same host, or if
+the bandwidth is the same between any two devices. ``exact`` merges equal devices, and so has far
+fewer subsets to consider. Among plans that differ only in the hosts of equal devices, it takes the
+one whose stages, from the first on, use the hosts that come first in the inventory.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from sparsepipe.schedule import Plan
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Problem:
-    """A model, devices, the cost model and memory limits.
+    """What a search needs: a model, devices, the cost model and memory limits.
 
     Args:
         pool: the devices; a plan uses them all.
         spans: costs of the layers on each kind of device.
         model: costs of stages and transfers.
         memory: bytes that stages keep; None: memory is not limited.
-        profiles: profiles of the kinds, if the spans are made from them.
+        profiles: one profile for each kind of device; empty if the spans come from elsewhere.
         synchronous: microbatches and recomputation of a synchronous pipeline, for chains of layers
             with profiles; None: memory counts as in an asynchronous pipeline.
     """
@@ -50,9 +50,10 @@ class Problem:
 
     @property
     def numbers_of_readers(self) -> Sequence[int | None]:
-        """Numbers of first-stage devices to search one by one, since memory depends on them.
+        """The numbers of first-stage devices, each of which needs a search, since memory depends on
+        it; [None]: one search covers all.
 
-        They decrease to the fewest that have samples for all microbatches. None: any number.
+        They decrease to the smallest number that reads a sample for each microbatch.
         """
         if self.synchronous is None:
             return [None]
@@ -64,7 +65,7 @@ class Problem:
 
     @property
     def distinct_stages(self) -> int:
-        """How many first stages must be distinguished, since ``recompute`` names some."""
+        """How many stages, from the first, a search tells apart since ``recompute`` names some."""
         named = () if self.synchronous is None else self.synchronous.named_stages
         return max(named, default=-1) + 1
 
@@ -79,7 +80,7 @@ class Problem:
         bandwidth_bytes_per_s: float | None = None,
         synchronous: SynchronousStages | None = None,
     ) -> Problem:
-        """A problem from an inventory and a profile for each device model in it, by name.
+        """The problem for an inventory and a profile, by name, of each device model in it.
 
         For a branching graph, whose plans are not for training, ``synchronous`` is ignored.
 
@@ -110,13 +111,14 @@ class Solution:
     Attributes:
         stages: the stages of the plan.
         strategy: name of the search.
-        order: names of the kinds in the order in which devices are taken; None: in any order.
-        assumed: the problem that the search saw if it treats different devices as equal.
-        spans: layers of each stage that the search has chosen to recompute; None: no choice.
+        order: names of the kinds in the order in which stages take devices; None: no fixed order.
+        assumed: the problem that was solved, if the search treats different devices as equal.
+        spans: layers of each stage that the search has chosen to recompute; None: it did not
+            choose.
         by_hosts: whether receivers on one host share its link; see
             :func:`~sparsepipe.partition.costs.model.plan_times`.
-        expected_s: seconds between two minibatches that the search expects, if they differ from
-            the costs of its stages.
+        expected_s: the search's own figure for the seconds between two minibatches; None: those of
+            its slowest stage or transfer.
     """
 
     stages: tuple[Choice, ...]
@@ -129,14 +131,14 @@ class Solution:
 
     @property
     def config(self) -> str:
-        """Numbers of devices of each stage, such as ``"2-1"``."""
+        """Number of devices of each stage, such as ``"2-1"``."""
         return "-".join(str(sum(stage.counts)) for stage in self.stages)
 
 
 def assign_in_order(
     stages: Sequence[Choice], pool: DevicePool, order: Sequence[int]
 ) -> list[Choice]:
-    """The same stages on devices taken from a list, one after another."""
+    """The stages with as many devices each as before, taken in turn from the kinds ``order``."""
     devices = [kind for kind in order for _ in range(pool.kinds[kind].count)]
     taken, found = 0, []
     for stage in stages:
@@ -150,7 +152,7 @@ def assign_in_order(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynchronousStages:
-    """Microbatches, and which layers stages recompute.
+    """Microbatches and recomputation of a synchronous pipeline.
 
     Args:
         setting: a valid setting of ``recompute``; ``auto``: the cheapest layers with which each
@@ -176,11 +178,11 @@ class SynchronousStages:
         object.__setattr__(self, "named_stages", named)
 
     def is_whole(self, stage: int) -> bool:
-        """Whether the setting recomputes a stage as one span."""
+        """Whether the setting recomputes all layers of ``stage``, as one span."""
         return self.setting == "all" or stage in self.named_stages
 
     def spans(self, num_layers: int) -> OwnSpans:
-        """Spans of the layers that the setting names, before stages cut them."""
+        """Spans of the layers that the setting names, not yet divided by cuts between stages."""
         if not isinstance(self.setting, Mapping):
             return ()
         whole = Plan.of(config="1", cuts=(), num_layers=num_layers)
@@ -189,7 +191,7 @@ class SynchronousStages:
 
 
 def equal_kinds(pool: DevicePool, spans: Spans) -> list[int]:
-    """For each kind, the number of the first kind that is equal to it."""
+    """For each kind of device, the index of the first kind that is equal to it."""
     first: dict[object, int] = {}
     found = []
     for k, kind in enumerate(pool.kinds):
@@ -224,7 +226,7 @@ def merged(problem: Problem, likes: Sequence[int]) -> Problem:
 
 
 def together(counts: Sequence[int], likes: Sequence[int]) -> Counts:
-    """Numbers of devices by kind of the merged pool, from ``counts`` by original kind."""
+    """Sums of ``counts`` over equal kinds, where ``likes`` is from :func:`equal_kinds`."""
     sums = dict.fromkeys(sorted(set(likes)), 0)
     for like, count in zip(likes, counts, strict=True):
         sums[like] += count
@@ -234,7 +236,7 @@ def together(counts: Sequence[int], likes: Sequence[int]) -> Counts:
 def assign_devices(
     stages: Sequence[Choice], pool: DevicePool, likes: Sequence[int]
 ) -> list[Choice]:
-    """The stages of a merged pool on the devices of ``pool``; the first hosts are used first."""
+    """The ``stages`` of a merged pool with devices of ``pool``, from the first hosts first."""
     left = list(pool.counts)
     found = []
     for stage in stages:
@@ -250,12 +252,12 @@ def assign_devices(
 
 
 def as_uniform(problem: Problem, device: str) -> Problem:
-    """The problem if all devices were like ``device`` and all links like the slowest one."""
+    """The problem as if all devices were like ``device``, and all links like the slowest one."""
     pool, spans = problem.pool, problem.spans
     named = [k for k, kind in enumerate(pool.kinds) if kind.name == device]
     if not named:
         raise ConfigError(
-            f"unknown device {device!r}: not in the inventory",
+            f"device {device!r} is not in the inventory",
             remedy=f"name one of {', '.join(dict.fromkeys(kind.name for kind in pool.kinds))}",
         )
     limits = [kind.memory_bytes for kind in pool.kinds if kind.memory_bytes is not None]

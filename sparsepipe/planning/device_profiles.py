@@ -28,7 +28,7 @@ _WORKLOAD = ("batch_size", "resolution", "point_ratio")
 
 
 def load_profile(name: str) -> Profile:
-    """Loads a profile file, or a ``graph.txt`` of PipeDream's profiler (by its suffix ``.txt``).
+    """Loads a profile file or, if its suffix is ``.txt``, a ``graph.txt`` of PipeDream's profiler.
 
     Args:
         name: path of the file; a relative path that does not exist is looked up among the shipped
@@ -50,7 +50,7 @@ def load_profiles(
     given: Mapping[str, str],
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Profile]:
-    """The profiles, by device name, of those devices of an inventory for which a file is named.
+    """Loads the profiles, by device name, of an inventory's devices for which a file is named.
 
     Args:
         inventory: the hardware, whose devices may name a profile file for each model.
@@ -76,9 +76,9 @@ def load_profiles(
         path = device.profile[model]
         if files.setdefault(device.name, path) != path:
             raise ProfileError(
-                f"the inventory names two profiles of {model} on {device.name}: "
+                f"the inventory names two profiles of {model} for {device.name}: "
                 f"{files[device.name]} and {path}",
-                remedy="name the same file on all hosts, or call the devices by different names",
+                remedy="name the same file on all hosts, or give the devices different names",
             )
     found = {name: load_profile(path) for name, path in files.items()}
     for name, profile in found.items():
@@ -94,7 +94,7 @@ def load_profiles(
                 f"{files[name]} is a profile of {model} with "
                 f"{', '.join(f'{key}={measured[key]}' for key in others)}, not with "
                 f"{', '.join(f'{key}={wanted[key]}' for key in others)}",
-                remedy="measure the model as it is now with task=profile, or set "
+                remedy="measure the model with its present settings (task=profile), or set "
                 + ", ".join(f"model.{key}={measured[key]}" for key in others),
             )
     return found
@@ -119,7 +119,7 @@ def as_loaded(
 
 
 def workload(spec: RunSpec) -> dict[str, Any]:
-    """The data settings on which the time of a step depends."""
+    """The data settings, by name, on which the time of a step depends."""
     return {name: spec.data.get(name) for name in _WORKLOAD}
 
 
@@ -207,8 +207,8 @@ def backend_name(spec: RunSpec) -> str | None:
 
 
 def optimizer_words(spec: RunSpec) -> str:
-    """The optimizer and the names of its settings that are neither zero nor false, as text; the
-    time of an update depends on them.
+    """The optimizer and the names of its settings, except the learning rate, that are not zero or
+    false, as text to compare: the time of an update depends on them.
     """
     optimizer = spec.optim.optimizer
     used = [k for k, v in optimizer.arguments.items() if v and k not in ("_partial_", "lr")]
@@ -257,8 +257,8 @@ def layer_shares(profile: Profile) -> LayerShares:
 
 
 def draw_shares(profiles: Mapping[str, Profile], path: Path, *, cuts: Sequence[int] = ()) -> None:
-    """Draws each device's accumulated shares of compute time, activations and parameters, and the
-    ``cuts`` of a plan, unless a profile's graph branches.
+    """Draws each device's accumulated shares of compute time, activations and parameters, and marks
+    the ``cuts`` of a plan unless a profile's graph branches.
 
     Raises:
         DataError: the picture cannot be written.
@@ -273,8 +273,8 @@ class OtherProfiles:
     """Other profiles, and the cuts of a plan, for the picture of a device's profile.
 
     Attributes:
-        plan: the plan whose cuts are marked; None: no plan is drawn.
-        profiles: with a plan, the profiles of the inventory's devices that name a file.
+        plan: the plan whose cuts are marked; None: no cuts are marked.
+        profiles: with a plan, the profiles that the inventory names for its devices.
         others: further profiles, by name in the picture. They need as many layers as the device's
             profile, but may differ in width and batch, since only shares are shown.
     """
@@ -310,8 +310,8 @@ class OtherProfiles:
         return [*of_plan, *([fingerprint_of_profiles(self.others)] if self.others else [])]
 
     def check(self, *, num_layers: int) -> None:
-        """Refuses a plan (PlanError) or other profiles (ProfileError) with another number of layers
-        than ``num_layers``.
+        """Refuses a plan (PlanError) or a profile of ``others`` (ProfileError) that does not have
+        ``num_layers`` layers.
         """
         if self.plan is not None:
             self.plan.check(num_layers=num_layers)
@@ -319,11 +319,11 @@ class OtherProfiles:
             if profile.num_layers != num_layers:
                 raise ProfileError(
                     f"{name} has {profile.num_layers} layers, but the network has {num_layers}",
-                    remedy="leave it out of task.beside, or profile that network",
+                    remedy="leave it out, or give a profile with as many layers as the network",
                 )
 
     def draw(self, device: str, profile: Profile, path: Path) -> None:
-        """Draws the shares of a device and of the others, and writes them to a CSV file as well.
+        """Draws the shares of a device and of the others to ``path``, and to a CSV file beside it.
 
         Raises:
             ProfileError: the inventory's profiles have other layers than the device's.

@@ -21,7 +21,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def num_ranks(spec: RunSpec, inventory: Inventory, division: Division | None) -> int:
-    """Number of ranks of all nodes, as ``parallel`` configures them."""
+    """Number of ranks on all nodes together, by the search, the plan or ``parallel.devices``."""
     parallel = spec.parallel
     if spec.search is not None:
         return _searched_devices(spec, inventory)
@@ -34,9 +34,10 @@ def num_ranks(spec: RunSpec, inventory: Inventory, division: Division | None) ->
     if not isinstance(devices, int) or devices < 1 or nodes < 1 or devices % nodes:
         by_plan = "" if planned is None else f" ({planned} by parallel.plan)"
         raise ConfigError(
-            f"parallel.devices={parallel.devices}{by_plan} is not possible with "
+            f"parallel.devices={parallel.devices}{by_plan} cannot be divided over "
             f"parallel.num_nodes={nodes}",
-            remedy="set devices to 'auto' or to a multiple of num_nodes, at least 1 for each node",
+            remedy="set num_nodes to at least 1, and devices to 'auto' or a multiple of it; a plan "
+            "must be for such a multiple, unless its file names devices of the inventory",
         )
     if planned not in (None, devices):
         raise PlanError(
@@ -57,8 +58,7 @@ def num_ranks(spec: RunSpec, inventory: Inventory, division: Division | None) ->
         check_grid(parallel.grid, replicas=parallel.replicas, ranks=devices)
     if parallel.strategy is None and devices > 1:
         raise ConfigError(
-            f"{devices} devices (parallel.devices={parallel.devices}) cannot train without a "
-            "strategy",
+            f"parallel.devices={parallel.devices} means {devices} ranks, but no strategy is set",
             remedy="set parallel=dp or parallel.devices=1",
         )
     return devices
@@ -74,16 +74,16 @@ def _searched_devices(spec: RunSpec, inventory: Inventory) -> int:
     devices, nodes, hosts = spec.parallel.devices, spec.parallel.num_nodes, len(inventory.hosts)
     if hosts != nodes:
         raise ConfigError(
-            f"the plan is searched for the {hosts} hosts of the inventory "
+            "a searched plan uses all hosts of the inventory "
             f"({', '.join(host.name for host in inventory.hosts)}), but parallel.num_nodes={nodes}",
             remedy="start the command on each host with torchrun, with "
-            f"parallel.num_nodes={hosts}, or choose other hardware",
+            f"parallel.num_nodes={hosts}, or choose hardware with as many hosts as nodes",
         )
     if devices not in ("auto", inventory.num_devices):
         raise ConfigError(
             f"parallel.devices={devices}, but a searched plan uses all {inventory.num_devices} "
             "devices of the inventory",
-            remedy="set parallel.devices=auto and choose hardware with the devices to use "
+            remedy="set parallel.devices=auto and choose hardware with just the devices to use "
             "(hardware.cpu_devices for a CPU), or give a plan as parallel.plan",
         )
     return inventory.num_devices
@@ -121,7 +121,7 @@ def are_there(division: Division | None, inventory: Inventory) -> bool:
 
 
 def beside(found: Sequence[Place], inventory: Inventory, *, rank: int, nodes: int) -> list[Place]:
-    """The devices of the node of ``rank``, in the order of the node's processes."""
+    """The devices of the ranks on the node of ``rank``, in the order of the node's processes."""
     by_node = ranks_of_nodes(found, inventory, nodes=nodes)
     return [found[other] for other in next(ranks for ranks in by_node if rank in ranks)]
 
@@ -146,7 +146,7 @@ def cuda_devices(
 
 
 def find_device(inventory: Inventory, name: str | None) -> Place:
-    """The first device of the kind ``name``; None: of the only kind in the inventory."""
+    """The inventory's first device named ``name``; None: its first, if all have the same name."""
     there = places(inventory)
     kinds = list(dict.fromkeys(place.name for place in there))
     if name is None and len(kinds) > 1:
@@ -157,8 +157,8 @@ def find_device(inventory: Inventory, name: str | None) -> Place:
     if not kinds or name not in (None, *kinds):
         raise ConfigError(
             f"the inventory has no device{f' named {name}' if name else ''}",
-            remedy=f"set task.device to one of {', '.join(kinds)}, or list devices in the hardware "
-            "inventory",
+            remedy="list it in the hardware inventory, or set task.device to one listed there: "
+            f"{', '.join(kinds) or 'now none'}",
         )
     return next(place for place in there if name in (None, place.name))
 
@@ -185,12 +185,12 @@ def memory_of(place: Place, inventory: Inventory) -> int | None:
 
 
 def devices_beside(place: Place, inventory: Inventory) -> int:
-    """Number of devices of the host of ``place``, this one included."""
+    """Number of devices on the host of ``place``, including ``place``."""
     return sum(other.host == place.host for other in places(inventory))
 
 
 def words_of_device(place: Place, inventory: Inventory) -> list[str]:
-    """Properties of this machine and its threads on which a device's layer times depend, and which
+    """Texts about this machine and the threads of a device, on which layer times depend but which
     inventories may lack.
     """
     share = max(1, usable_cores() // devices_beside(place, inventory))
@@ -198,7 +198,7 @@ def words_of_device(place: Place, inventory: Inventory) -> list[str]:
 
 
 def words_of_machine() -> list[str]:
-    """Properties of this machine on which measurements depend, and which inventories may lack."""
+    """Texts about this machine on which measurements depend but which inventories may lack."""
     return [cpu_name(), f"torch {torch.__version__}", f"sparsepipe {__version__}"]
 
 

@@ -47,32 +47,28 @@ class Division:
 
     @property
     def replicas(self) -> tuple[int, ...] | None:
-        """Number of replicas of each stage; None if the number of stages is open.
-
-        Raises:
-            PlanError: ``config`` is malformed.
+        """Number of replicas of each stage; None where the number of stages is open. Raises a
+        PlanError if ``config`` is malformed.
         """
         if self.config is None:
             return None if self.cuts is None else (1,) * (len(self.cuts) + 1)
         return self._stages(self.config).replicas_of_stages
 
     def _stages(self, config: str) -> Plan:
-        """A plan with the stages of ``config``, of one layer each, to look up ranks."""
+        """A plan with the stages of ``config``, one layer each, to answer questions about ranks."""
         count = len(config.split("-"))
         return Plan.of(config=config, cuts=range(1, count), num_layers=count, grids=self.grids)
 
     @property
     def num_ranks(self) -> int | None:
-        """Number of devices that the division takes; None if it suits any number.
-
-        Raises:
-            PlanError: ``config`` is malformed.
+        """Number of devices that the division takes; None where it suits any number. Raises a
+        PlanError if ``config`` is malformed.
         """
         replicas = self.replicas
         return None if replicas is None else self._stages("-".join(map(str, replicas))).num_ranks
 
     def naming_file(self) -> AbstractContextManager[None]:
-        """Names the plan file, if there is one, in errors that the block raises."""
+        """Names the plan file, if there is one, in errors that the ``with`` block raises."""
         if self.file is None:
             return nullcontext()
         return reading.explained(self.file, "plan", error=PlanError, remedy="correct it")
@@ -93,20 +89,19 @@ class Division:
             config = self.config or "-".join("1" for _ in range(len(self.cuts or ()) + 1))
             if (stages := config.count("-") + 1) > num_layers:
                 raise PlanError(
-                    f"the plan has {stages} stages ({config}), but the model has only {num_layers} "
-                    "layers",
+                    f"the plan {config} has {stages} stages, more than the layers ({num_layers})",
                     remedy="give the plan at most one stage for each layer",
                 )
             if self.cuts is not None:
                 Plan.of(config=config, cuts=self.cuts, num_layers=num_layers)
 
     def name(self, rank: int, *, ranks: int) -> str:
-        """A rank with its stage, as text for messages."""
+        """A rank and its stage as text for messages, such as ``rank 2 (stage 1)``."""
         plan = self._stages(self.config or "-".join("1" * ranks))
         return f"rank {rank} (stage {plan.stage_of(rank)})"
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments for a strategy that splits models; ``grids`` only if a stage has one."""
+        """The arguments for a strategy that splits models; ``grids`` only if a stage has a grid."""
         cuts = None if self.cuts is None else list(self.cuts)
         grids = None if self.grids is None else [each and list(each) for each in self.grids]
         given = {"config": self.config, "cuts": cuts, "balance": self.balance}
@@ -152,7 +147,7 @@ def division_of(spec: RunSpec) -> Division | None:
 
 
 def own_or_shipped(name: str) -> Path:
-    """The path of a user's file or, if it does not exist, of the shipped file of that name."""
+    """Path of the file ``name`` or, if only that exists, of the shipped file of that name."""
     path, shipped = expanded(name), ASSETS / name
     return shipped if not path.exists() and shipped.exists() else path
 

@@ -43,8 +43,8 @@ _KEYS = {
 def measure_devices(
     names: Sequence[str], spec: RunSpec, how: Measuring, *, run_job: RunJob
 ) -> dict[str, tuple[Profile, Path]]:
-    """Measures the devices ``names`` of this machine, or finds earlier measurements; returns the
-    profile of each device and its file.
+    """Returns a profile of each of the devices ``names`` of this machine, and its file, measured
+    now or by an earlier run.
     """
     found = {}
     if names and (dtype := dtype_of(spec)) != "float32":
@@ -59,9 +59,9 @@ def measure_devices(
 
 
 def profile_spec(spec: RunSpec, device: str, how: Measuring) -> RunSpec:
-    """A run that measures a device, with only those settings of the training that affect it.
+    """Configures a run that measures ``device``, with only those training settings that affect it.
 
-    Where the training uses microbatches, layers are measured on microbatches of one reader.
+    With microbatches, layers are measured on those that a single device would cut a batch into.
     """
     synchronous = spec.parallel.synchronous
     task = {
@@ -79,8 +79,8 @@ def profile_spec(spec: RunSpec, device: str, how: Measuring) -> RunSpec:
 
 
 def measure_link(spec: RunSpec, *, run_job: RunJob) -> tuple[float, Path]:
-    """Measures the bandwidth between the devices of this machine, or finds an earlier measurement;
-    returns bytes/s and the file.
+    """Returns the bandwidth in bytes/s between the devices of this machine, and its file, measured
+    now or by an earlier run.
     """
     log.info("no bandwidth is given: measuring it, unless an earlier run has")
     path = _run_measurement(link_spec(spec), run_job, what="the link").path / "bandwidth.json"
@@ -91,7 +91,7 @@ def measure_link(spec: RunSpec, *, run_job: RunJob) -> tuple[float, Path]:
 
 
 def link_spec(spec: RunSpec) -> RunSpec:
-    """A run that times messages between all devices; it does not depend on the model."""
+    """The configuration of a run that times messages between all devices, for any model."""
     direct = spec.parallel.argument("direct", False)
     task = {**_group("task/bandwidth"), **_MESSAGES, "direct": direct}
     strategy = spec.parallel.strategy  # for its backend

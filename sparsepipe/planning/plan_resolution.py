@@ -36,7 +36,7 @@ def resolve_plan(
     run_job: RunJob | None,
 ) -> None:
     """Searches for a run's plan, or for the layers that its plan recomputes, and writes the plan to
-    the run's directory; does nothing if the configuration determines both.
+    the run's directory; does nothing if the configuration gives both.
 
     A run that has begun keeps its plan: nothing is measured or searched for again. Without
     ``run_job``, which runs measurements, missing profiles and links are refused.
@@ -58,8 +58,8 @@ def resolve_plan(
             + ("for a given plan" if choice is None else "under torchrun"),
             remedy="run `sparsepipe task=profile` on each, with the same model, data, backend and "
             "hardware, and name each profile.json in parallel.search.profiles, or as profile: "
-            f"{{{model}: ...}} of its device in the hardware inventory; or let a search find the "
-            "plan, which measures devices: parallel.search.search=hete_mp",
+            f"{{{model}: ...}} of its device in the hardware inventory; or, not under "
+            "torchrun, let a search measure devices: parallel.search.search=hete_mp",
         )
     if choice is None:
         plan = plan_to_simulate(spec, division, inventory, profiles)
@@ -116,8 +116,8 @@ def _measure_and_search(
 
 
 def _check_classes(profiles: Mapping[str, Profile], spec: RunSpec) -> None:
-    """Refuses profiles of a network with another number of classes than the data, which must be
-    prepared.
+    """Refuses profiles of a network with another number of classes than the data, which it prepares
+    to count them.
     """
     num_classes = {name: profile.meta.get("num_classes") for name, profile in profiles.items()}
     if not any(num_classes.values()):
@@ -141,8 +141,8 @@ def plan_to_simulate(
     inventory: Inventory,
     profiles: Mapping[str, Profile],
 ) -> Plan:
-    """The plan of a configuration, with devices named ``host/model/number`` and, in its details,
-    the layers to recompute.
+    """The plan that a configuration gives or searches for, with devices named ``host/model/number``
+    and, in its details, the layers to recompute.
 
     Raises:
         ConfigError: the parallelism cannot be simulated.
@@ -173,7 +173,7 @@ def plan_to_simulate(
             raise
     if division is None:
         raise ConfigError(
-            "there is nothing to simulate on a single device, which never waits",
+            "a run on one device never waits, so there is nothing to simulate",
             remedy="choose parallel=dp, mp, hete_mp, exact or pipeline",
         )
     if not profiles:  # the number of layers is unknown
@@ -197,8 +197,8 @@ def _plan_by_hand(division: Division, inventory: Inventory, num_layers: int) -> 
         config = "-".join("1" for _ in range(len(cuts) + 1))
     if config is None or (cuts is None and "-" in config):
         raise PlanError(
-            "parallel.plan has no cuts: equal shares of the FLOPs are counted on batches of data, "
-            "but a simulation has no data",
+            "parallel.plan has no cuts: without them, FLOPs are counted on batches of data, but a "
+            "simulation has no data",
             remedy="give parallel.plan.cuts, such as [24], or parallel.plan.file, or let a search "
             "find them (parallel=hete_mp)",
         )

@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 
 
 def recompute_of(parallel: Parallel, division: Division | None) -> Setting:
-    """The setting of recomputation for the strategy.
+    """The value of ``recompute`` that the strategy gets.
 
-    The layers that a plan file lists replace ``auto`` and ``none``.
+    In a synchronous pipeline, the layers that a plan file recomputes replace ``auto`` and ``none``.
     """
     setting = parallel.recompute
     if division is None or parallel.synchronous is None or setting not in ("auto", "none"):
@@ -46,7 +46,7 @@ def recompute_of(parallel: Parallel, division: Division | None) -> Setting:
 
 
 def refuse_recompute(spec: RunSpec, inventory: Inventory, division: Division | None) -> None:
-    """Refuses settings of recomputation that cannot work, before anything is prepared."""
+    """Refuses values of ``recompute`` that cannot work, before anything is prepared."""
     parallel = spec.parallel
     check_setting(parallel.recompute)
     _refuse_plan_file(parallel, division)
@@ -106,7 +106,7 @@ def _refuse_plan_file(parallel: Parallel, division: Division | None) -> None:
 def synchronous_stages_of(
     parallel: Parallel, profiles: Mapping[str, Profile]
 ) -> SynchronousStages | None:
-    """Recomputation and microbatches of a synchronous pipeline, for a search; None for others."""
+    """Recomputation and microbatches for a plan's search; None for an asynchronous pipeline."""
     if (synchronous := parallel.synchronous) is None:
         return None
     given = (profile.meta.get("batch_size") for profile in profiles.values())
@@ -119,7 +119,7 @@ def synchronous_stages_of(
 
 
 def given_spans(plan: Plan, parallel: Parallel) -> StageSpans:
-    """The layers that a plan recomputes: those of the setting or, without one, of the plan file."""
+    """The spans that a plan recomputes: those of the setting or, without one, of the plan file."""
     setting, own = parallel.recompute, spans_in_plan(plan)
     if setting == "none" and parallel.synchronous is not None:
         return own

@@ -1,6 +1,6 @@
 """A plan for a configuration, found by the chosen search from profiles and the hardware.
 
-``task=partition`` writes the plan; a training with ``parallel=hete_mp`` begins with it.
+``task=partition`` writes the plan; a training with ``parallel=hete_mp`` finds it first.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def find_plan(
             the plan, or a search that ignores the memory of single devices finds a plan that does
             not fit.
         ProfileError: a profile is missing, or profiles are of different models.
-        HardwareError: a link has no bandwidth.
-        PlanError: no plan fits the memory, or the search stops before it has found one.
+        HardwareError: a needed link has no bandwidth.
+        PlanError: no plan fits the memory, or the problem is not one that the search can solve.
     """
     problem = _problem_of(choice, spec, inventory, profiles)
     device = choice.device
@@ -148,8 +148,8 @@ def _problem_of(
 
 
 def memory_model(choice: SearchChoice, spec: RunSpec) -> MemoryModel | None:
-    """The model of stages' memory, by the settings of the search, else of the training; None: the
-    search ignores memory.
+    """The memory model, by the search's settings or, where these are None, the training's; None:
+    the search ignores memory.
     """
     if not choice.memory:
         return None
@@ -167,8 +167,8 @@ def memory_model(choice: SearchChoice, spec: RunSpec) -> MemoryModel | None:
 
 
 def _fastest(problem: Problem, search: str) -> str:
-    """Name of the device that takes the least time for all layers, to which ``search`` treats all
-    devices as equal.
+    """Name of the device that computes all layers fastest. ``search``, which treats all devices as
+    equal to it, is named in the log.
     """
     total_s = [float(compute_s_I[-1]) for compute_s_I in problem.spans.compute_s_KI]
     kinds = [kind.name for kind in problem.pool.kinds]
@@ -202,7 +202,7 @@ def _solve(problem: Problem, choice: SearchChoice, *, device: str | None) -> Sol
 
 
 def plan_table(explanation: Explanation) -> str:
-    """The plan as a table of its stages with a summary."""
+    """The plan as a table of its stages, in Markdown, with a summary."""
     rows = [
         (
             f"{row.stage}",
@@ -250,7 +250,7 @@ def recomputing(
     """The given plan, with the layers to recompute in its details.
 
     Raises:
-        ConfigError: the setting does not suit the plan, or a stage does not fit its device.
+        ConfigError: the setting does not suit the plan, or a stage does not fit its devices.
     """
     if spec.parallel.recompute != "auto":
         return with_spans(plan, given_spans(plan, spec.parallel))

@@ -13,12 +13,12 @@ from sparsepipe.sparse import CoordinateCache, SparseTensor
 
 
 def detached(value: Any) -> Any:
-    """The value with tensors detached from their graph; keeps ``requires_grad`` and kernel maps."""
+    """The value detached from its autograd graph; ``requires_grad`` and kernel maps are kept."""
     return _mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), value)
 
 
 def copied(value: Any) -> Any:
-    """A copy in the same graph, which a layer may overwrite; kernel maps are kept."""
+    """A copy in the same autograd graph, which a layer may overwrite; kernel maps are kept."""
     return _mapped(torch.clone, value)
 
 
@@ -38,17 +38,17 @@ def coordinate_caches(value: Any) -> list[CoordinateCache]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors of a value; for a sparse tensor, its features and coordinates."""
+    """All tensors nested in a value; a sparse tensor gives its features and coordinates."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def fresh(value: Any) -> Any:
-    """A copy outside any graph and without kernel maps, which are built anew."""
+    """A copy outside any autograd graph and without kernel maps, which are then built anew."""
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.detach().clone(), value)
 
 
 def crossing_bytes(value: Any) -> int:
-    """Bytes of all tensors of a value that crosses a cut, features and coordinates included."""
+    """Bytes of all tensors of a value that crosses a cut, including features and coordinates."""
     return sum(tensor.nbytes for tensor in tensors_in(value))
 
 

@@ -1,4 +1,4 @@
-"""PipeDream's ``graph.txt``, in which its profiler writes costs by node, as profiles and states.
+"""Reads ``graph.txt``, the costs by node from PipeDream's profiler, as profiles and states.
 
 The file has a line for each node, then a line for each edge::
 
@@ -7,8 +7,8 @@ The file has a line for each node, then a line for each edge::
         node1 -- node2
 
 The line of an edge begins with a tab. Times are in milliseconds, sizes in bytes; a node with
-several outputs gives their sizes as ``[a; b]``. The fourth field, ``stage_id=...``, of files that
-PipeDream's optimizer has written is ignored.
+several outputs gives their sizes as ``[a; b]``. A fourth field ``stage_id=...``, which PipeDream's
+optimizer adds, is ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NODE = re.compile(
     r"activation_size=(.+), *parameter_size=(.+?)(?: -- .*)?"
 )
 MOST_STATES = 3_000
-"""Limit of a graph's states, since a search looks at all pairs of them."""
+"""The most states of a graph, since a search considers all pairs of them."""
 _REMEDY = "give an unchanged graph.txt of PipeDream's profiler, nodes before edges"
 
 
@@ -44,7 +44,7 @@ class Graph:
         successors: for each node, the names of the nodes that read its output.
         input_meta: the entry ``input_bytes`` for a profile's ``meta``: bytes of the file's inputs,
             which are not among the nodes; empty if the file has none.
-        given_bytes: bytes of the file's inputs that a node reads, by the names of such nodes.
+        given_bytes: for each node that reads inputs of the file, the bytes of these inputs.
     """
 
     nodes: Mapping[str, LayerProfile]
@@ -75,7 +75,7 @@ class Graph:
 
 
 def read_graph(path: str | os.PathLike[str]) -> Graph:
-    """Reads a ``graph.txt``."""
+    """Reads a ``graph.txt``; a ProfileError names the file if it is missing or malformed."""
     remedy = "correct the path of the graph.txt"
     with reading.explained(Path(path), "graph", error=ProfileError, remedy=remedy):
         return parse_graph(reading.read_text(path))
@@ -135,12 +135,12 @@ def parse_graph(text: str) -> Graph:
 
 
 def chain_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
-    """The profile of a graph without branches; ``source`` in ``meta`` should name its origin."""
+    """The profile of a graph without branches; ``meta`` should name its origin as ``source``."""
     nodes = graph.chain()
     if nodes is None:
         raise ProfileError(
             "the graph branches: it is not a chain of layers",
-            remedy="partition it by its states (sparsepipe.profiling.antichain_states)",
+            remedy="make its profile by states, with sparsepipe.profiling.graph_profile",
         )
     layers = tuple(replace(layer, index=index) for index, layer in enumerate(nodes))
     return Profile(layers=layers, meta={**graph.input_meta, **meta})
@@ -199,10 +199,9 @@ def antichain_states(graph: Graph) -> list[State]:
     in it that no other of its layers follows (Narayanan et al., PipeDream, SOSP 2019; its
     optimizer's ``Graph.antichain_dag``). A chain of L layers has L states.
 
-    States with equally many layers are in the order in which a breadth-first search from the
-    graph's first layer finds them. In ``cut_bytes``, a layer's output counts once, and only if a
-    layer outside the state reads it; PipeDream also counts some outputs that no stage outside
-    needs.
+    States with equally many layers are in no particular order. In ``cut_bytes``, a layer's output
+    counts once, and only if a layer outside the state reads it; PipeDream also counts some outputs
+    that no layer outside needs.
     """
     number = {name: place for place, name in enumerate(graph.nodes)}
     predecessors = graph.predecessors()

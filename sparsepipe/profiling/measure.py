@@ -31,8 +31,8 @@ Cut = Callable[[Any], Sequence[Any]]
 """Cuts a batch into microbatches."""
 
 _PASSES_A_STEP = 4
-"""Measured passes for each timed step of the whole network and each update. These are spread among
-the passes, so that changes of the machine's speed affect all equally."""
+"""Number of measured passes for each timed step of the whole network and for each timed update.
+Both are spread among the passes, so that changes of the machine's speed affect all alike."""
 
 
 def measure(
@@ -61,16 +61,16 @@ def measure(
             forward and backward of the whole network.
         optimizer: makes the optimizer whose update of the whole network is timed, as is a copy of
             all weights; None: neither is timed.
-        between: called after each pass with its number, to report or to stop.
-        slowed: makes the context of a computation that emulates a slower device.
-        cut: cuts a batch into microbatches, on which the network runs one after another. Times are
-            then sums over them, but sizes are those of whole batches.
+        between: called after each pass with its number, from 0, to report or to stop.
+        slowed: makes the context in which a computation takes as long as on a slower device.
+        cut: cuts a batch into parts on which the network runs one after another. Times are then
+            sums over the parts, but sizes are those of whole batches.
     """
     if not batches or num_measured < 1 or num_warmup < 0:
         raise ProfileError(
-            f"a profile cannot be measured with {len(batches)} batches, {num_warmup} warm-up and "
-            f"{num_measured} measured passes",
-            remedy="give at least one batch and one measured pass",
+            f"a profile cannot be measured from so few batches ({len(batches)}), warm-up passes "
+            f"({num_warmup}) or measured passes ({num_measured})",
+            remedy="give at least 1 batch, 0 warm-up passes and 1 measured pass",
         )
     updates = optimizer and Updates(layers, optimizer, device=device, slowed=slowed)
     with _training(layers):
@@ -114,7 +114,7 @@ def _passes_and_steps(
     slowed: Slowed,
     cut: Cut,
 ) -> tuple[list[Pass], list[float]]:
-    """The measured passes over the layers, and the seconds of the whole network's steps."""
+    """Runs all passes; returns the measured ones, and the seconds of the whole network's steps."""
     passes: list[Pass] = []
     steps_s: list[float] = []
     if updates is not None:
@@ -164,7 +164,7 @@ def _rows(
 def _sizes(
     layers: nn.Sequential, batches: Sequence[Any], passes: Sequence[Pass], device: torch.device
 ) -> dict[str, list[float]]:
-    """Sizes of each layer in bytes, by the name of the field in a profile."""
+    """Bytes of each layer, by the name of their field in :class:`LayerProfile`."""
     batch = heaviest(layers, batches)  # the worst batch must fit the memory
     begins, ends = border_bytes(layers, batch)
     if device.type == "cuda":

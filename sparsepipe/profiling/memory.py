@@ -26,11 +26,11 @@ from sparsepipe.sparse import CoordinateCache, derived_tensors
 
 
 class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of storages that operators make within the block, until they are freed.
+    """Counts bytes of storages that operators make within the ``with`` block, until they are freed.
 
     It sees every operator of this thread, even inside autograd functions, but neither the scratch
     memory of a kernel nor the memory of other libraries. Storages from before the block do not
-    count. It slows operators down, so that nothing should be timed within the block.
+    count. It slows operators down, so nothing should be timed within the block.
 
     Attributes:
         bytes: bytes alive now.
@@ -43,7 +43,7 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: Any = WeakIdKeyDictionary()
 
     def restart(self) -> int:
-        """Begins a new peak, and returns the bytes that are alive now."""
+        """Resets ``peak_bytes`` to the bytes that are alive now, and returns them."""
         self.peak_bytes = self.bytes
         return self.bytes
 
@@ -72,16 +72,13 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def layer_peaks(layers: nn.Sequential, batches: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """The most bytes of tensors alive in each layer's forward and backward, beyond those alive
-    before its forward.
+    """For each layer, the most bytes of tensors alive in its forward pass, and those in its
+    backward pass (0 without one), beyond those alive before its forward pass, for the batch that
+    needs most.
 
-    They cover the layer's output, the tensors that it saves for its backward, temporaries and, in
-    the backward, the gradients that it makes, but not the one that it receives. The pass updates
-    the statistics of norm layers and leaves parameters without gradients.
-
-    Returns:
-        For each layer, the bytes of its forward, and those of its backward (0 without one), each
-        for the batch that takes most.
+    They cover the layer's output, the tensors that it saves for its backward pass, temporaries and,
+    in the backward pass, the gradients that it makes, but not the gradient that it receives. The
+    pass updates the statistics of norm layers and leaves parameters without gradients.
     """
     forward, backward = [0.0] * len(layers), [0.0] * len(layers)
     for batch in batches:
@@ -107,32 +104,30 @@ def layer_peaks(layers: nn.Sequential, batches: Sequence[Any]) -> tuple[list[flo
 
 
 def heaviest(layers: nn.Sequential, batches: Sequence[Any]) -> Any:
-    """The batch for which a forward pass saves most bytes; updates statistics of norm layers."""
+    """The batch for which a forward pass saves the most bytes; updates norm layers' statistics."""
     return max(batches, key=lambda batch: sum(saved_bytes(layers, batch)))
 
 
 def saved_bytes(layers: nn.Sequential, batch: Any) -> list[float]:
-    """Bytes that each layer saves in a forward pass in the network's present mode.
+    """Bytes that each layer saves in a forward pass in the network's current mode, training or not.
 
     Each storage counts once, for the first layer that saves it; parameters and buffers do not
-    count. Tensors that the forward derives from coordinates (indices, kernel maps, gather plans)
-    live as long as the graph and count for the layer that first uses them; those that only the
-    backward derives, and the memory of other libraries, do not count. The batch does not change,
-    but the pass updates the statistics of norm layers.
+    count. Tensors that the forward pass derives from coordinates (indices, kernel maps, gather
+    plans) live as long as the autograd graph and count for the layer that first uses them; those
+    that only the backward pass derives, and the memory of other libraries, do not count. The batch
+    does not change, but the pass updates the statistics of norm layers.
     """
     return [float(size) for size in Kept(list(layers), fresh(batch)).sizes]
 
 
 def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[float]]:
-    """Bytes that a stage keeps in addition to the :func:`saved_bytes` of its layers.
+    """For each layer, the bytes that a stage beginning with it keeps in addition to the
+    :func:`saved_bytes` of its layers, and those that a stage ending with it does.
 
     A stage keeps the input that it received, and derives again from coordinates what earlier stages
     have derived; it also keeps the output of its last layer. For each first layer, a pass measures
     this up to the layer after which no received tensor is left; from there on, a stage keeps as
     much as a pass through all layers.
-
-    Returns:
-        For each layer, the bytes of a stage that begins with it, and of a stage that ends with it.
     """
     whole = Kept(list(layers), fresh(batch))
     begins, value = [], fresh(batch)
@@ -148,9 +143,7 @@ def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[f
 
 
 def _received(value: Any) -> Any:
-    """A copy of the value that layers may overwrite, since it is not a leaf; without derived
-    tensors.
-    """
+    """A copy of the value without kernel maps, whose tensors layers may overwrite: no leaves."""
     return pytree.tree_map_only(
         Tensor, lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad).clone(), value
     )

@@ -1,6 +1,6 @@
 """A pass over a network's layers, timed one by one: all forwards, then all backwards.
 
-Each layer runs on the output of the previous one, cut from its graph. As in a training step, the
+Each layer runs on the detached output of the previous one. As in a training step, the
 pass waits for a GPU only when all layers have been launched. Tensors derived from coordinates are
 kept from layer to layer, and count for the layer that first uses them. A device that is made
 slower pauses once after the forwards and once after the backwards, as in training; the layers
@@ -27,13 +27,13 @@ class Pass:
     """Figures of a pass over all layers; each list has one value for each layer.
 
     Attributes:
-        forward_s: seconds of the forward.
-        backward_s: seconds of the backward.
-        kernel_map_s: seconds of the forward in which kernel maps are built.
+        forward_s: seconds of the forward pass.
+        backward_s: seconds of the backward pass.
+        kernel_map_s: seconds of the forward pass in which kernel maps are built.
         activation_bytes: bytes of the output.
-        held_bytes: bytes that the forward leaves in use, by CUDA's allocator; 0 on a CPU.
-        peak_bytes: most bytes in use in the forward or backward, beyond those in use before the
-            forward, by CUDA's allocator; 0 on a CPU.
+        held_bytes: bytes that the forward pass leaves in use, by CUDA's allocator; 0 on a CPU.
+        peak_bytes: most bytes in use in the forward or backward pass, beyond those in use before
+            the forward pass, by CUDA's allocator; 0 on a CPU.
     """
 
     forward_s: list[float] = field(default_factory=list)
@@ -47,8 +47,8 @@ class Pass:
 def pass_over(
     layers: nn.Sequential, parts: Sequence[Any], device: torch.device, slowed: Slowed
 ) -> Pass:
-    """Makes a pass over each of ``parts``, the microbatches of a batch; returns sums of seconds and
-    of activation bytes, and maxima of memory.
+    """Runs a pass over each part of a batch; returns, for each layer, sums of seconds and
+    activation bytes over the parts, and maxima of memory.
     """
     found = [one_pass(layers, part, device, slowed) for part in parts]
     if len(found) == 1:
@@ -62,7 +62,7 @@ def pass_over(
 
 
 def one_pass(layers: nn.Sequential, batch: Any, device: torch.device, slowed: Slowed) -> Pass:
-    """Runs all forwards, then all backwards, from a random gradient of the last layer's output."""
+    """Runs all layers forward, then all backward from a random gradient of the last output."""
     ends, found = _forward(layers, batch, device, slowed)
     layers.zero_grad(set_to_none=True)
     _backward(ends, found, device, slowed)
@@ -73,8 +73,8 @@ def one_pass(layers: nn.Sequential, batch: Any, device: torch.device, slowed: Sl
 def _forward(
     layers: nn.Sequential, batch: Any, device: torch.device, slowed: Slowed
 ) -> tuple[list[tuple[Any, Any]], Pass]:
-    """Runs all forwards; returns each layer's input and output, in a graph of their own, and the
-    figures.
+    """Runs all layers forward; returns each layer's input and output, in an autograd graph of their
+    own, and the figures so far.
     """
     whole, clock, builds = Clock(device), Clock(device), [Clock(device) for _ in layers]
     ends: list[tuple[Any, Any]] = []
@@ -106,7 +106,7 @@ def _forward(
 def _backward(
     ends: Sequence[tuple[Any, Any]], found: Pass, device: torch.device, slowed: Slowed
 ) -> None:
-    """Runs all backwards, and adds their seconds and memory to ``found``."""
+    """Runs all layers backward, and adds their seconds and memory to ``found``."""
     whole, clock = Clock(device), Clock(device)
     gradients = [torch.randn_like(root) for root in differentiable(ends[-1][1])]
     clock.synchronise()

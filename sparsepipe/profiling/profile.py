@@ -24,19 +24,19 @@ class LayerProfile:
         index: position in the model, from 0, not counting the input.
         name: the layer's name in the model, or in a ``graph.txt`` the text that describes it.
         kind: name of the layer's class.
-        forward_s: seconds of the forward.
-        backward_s: seconds of the backward.
+        forward_s: seconds of the forward pass.
+        backward_s: seconds of the backward pass.
         activation_bytes: bytes sent if the model is cut after this layer: features and coordinates,
             not the 4-KiB header that describes them.
         parameter_bytes: bytes of the parameters.
-        saved_bytes: bytes that the forward saves for the backward, kernel maps included, for the
-            batch that needs most.
+        saved_bytes: bytes that the forward pass saves for the backward pass, kernel maps included,
+            for the batch that needs most.
         begin_bytes: bytes that a stage beginning with this layer keeps in addition to the
             ``saved_bytes`` of its layers: the received input, and kernel maps built anew.
         end_bytes: bytes that a stage ending with this layer keeps in addition: the output.
         forward_spread_s: interquartile range of the measured forward times, in seconds.
         backward_spread_s: interquartile range of the measured backward times, in seconds.
-        kernel_map_s: seconds of the forward in which kernel maps are built.
+        kernel_map_s: seconds of the forward pass in which kernel maps are built.
         peak_bytes: most bytes in use during the forward or the backward, beyond those in use before
             the forward: by CUDA's allocator, or on a CPU the bytes of tensors. They include the
             gradients that the layer computes, but not the one that it receives.
@@ -64,7 +64,7 @@ class LayerProfile:
 
     @property
     def compute_s(self) -> float:
-        """Seconds of forward and backward together."""
+        """Seconds of the forward and backward passes together."""
         return self.forward_s + self.backward_s
 
 
@@ -91,7 +91,7 @@ class State:
     cut_bytes: float
 
     def within(self, other: State) -> bool:
-        """Whether the other state includes this one."""
+        """Whether the state ``other`` includes all layers of this one."""
         return self.layers & ~other.layers == 0
 
 
@@ -144,7 +144,6 @@ class Profile:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers."""
         return len(self.layers)
 
     @property
@@ -169,7 +168,7 @@ class Profile:
 
     @property
     def input_bytes(self) -> float:
-        """Bytes of the model's input; 0 if it was not measured."""
+        """Bytes of the model's input; 0: not measured."""
         return float(self.meta.get("input_bytes", 0.0))
 
     @property
@@ -186,7 +185,7 @@ class Profile:
         return json.dumps({"meta": dict(self.meta), "layers": layers}, indent=1) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the profile file, whole or not at all."""
+        """Writes the profile file atomically, and returns its path."""
         return write_text_atomic(path, self.to_json())
 
     @classmethod
@@ -255,8 +254,8 @@ def check_there(devices: Iterable[str], profiles: Mapping[str, Profile]) -> None
     if missing := [name for name in dict.fromkeys(devices) if name not in profiles]:
         known = ", ".join(profiles) or "none"
         raise ProfileError(
-            f"no profile of {', '.join(missing)} is known (profiled: {known})",
-            remedy="measure it with task=profile on that device, and name its profile.json in "
+            f"there is no profile of {', '.join(missing)} (profiled: {known})",
+            remedy="run task=profile on each such device, and name its profile.json in "
             "task.profiles, parallel.search.profiles or under 'profile' of the device in the "
             "hardware inventory",
         )

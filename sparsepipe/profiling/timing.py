@@ -1,4 +1,4 @@
-"""Times of a network's step, update and copy on a device, and the device's own speed."""
+"""Times of a network's step, weight update and copy on a device, and the device's own speed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparsepipe.profiling.activations import differentiable
 
 
 class Clock:
-    """Marks in the work of a device, and the seconds between them.
+    """Sets marks in the work of a device, and measures the seconds between them.
 
     On CUDA, marks are events in the current stream, and nothing waits for the device until the
     seconds are read; on a CPU, they are readings of a monotonic clock.
@@ -54,7 +54,7 @@ class Clock:
 
 
 def median_and_spread(times_s: Sequence[float]) -> tuple[float, float]:
-    """The median and the interquartile range."""
+    """The median and the interquartile range, which is 0 for a single time."""
     if len(times_s) < 2:
         return times_s[0], 0.0
     low, middle, high = statistics.quantiles(times_s, n=4, method="inclusive")
@@ -62,13 +62,13 @@ def median_and_spread(times_s: Sequence[float]) -> tuple[float, float]:
 
 
 Slowed = Callable[[], AbstractContextManager[None]]
-"""Makes a context that lengthens the computation within it."""
+"""Makes a context that lengthens the computation within it, as on a slower device."""
 
 
 def step_seconds(
     layers: nn.Sequential, value: Any, *, device: torch.device, slowed: Slowed
 ) -> float:
-    """Seconds of a network's forward and backward in its present mode; gradients are dropped.
+    """Seconds of a network's forward and backward passes in its current mode; drops the gradients.
 
     Nothing may have been computed from the input ``value`` before.
     """
@@ -93,7 +93,7 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 class Updates:
     """Times updates and copies of all trained parameters; :meth:`restore` undoes the updates.
 
-    A pipeline that stashes weights copies, before an update, those that a minibatch in flight still
+    Before an update, a pipeline that stashes weights copies those that a minibatch in flight still
     uses. Clipping and hooks are not timed.
     """
 
@@ -146,8 +146,8 @@ class Updates:
                 parameter.grad = None
 
     def shares_s(self, layers: nn.Sequential) -> dict[str, list[float]]:
-        """Each layer's share of the median seconds of an update and of a copy, by name of the field
-        in a profile, in proportion to its trained parameters.
+        """Median seconds of an update and of a copy, by their field in a profile, divided over the
+        layers in proportion to their trained parameters.
         """
         sizes = own_bytes(layers, trained=True)
         whole = sum(sizes) or 1
@@ -160,9 +160,7 @@ class Updates:
 def own_bytes(layers: nn.Sequential, *, trained: bool = False) -> list[int]:
     """Bytes of the parameters of each layer; shared ones count once, for the first layer with them.
 
-    Args:
-        layers: the network.
-        trained: whether only trained parameters count, not frozen ones.
+    ``trained``: whether only trained parameters count, not frozen ones.
     """
     seen: set[int] = set()
     sizes = []

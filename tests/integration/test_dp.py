@@ -61,7 +61,7 @@ def test_sweep_of_world_sizes(shell: Shell) -> None:
     )
     # dp on two, dp on one, single on two (refused, the sweep goes on), single on one.
     assert swept.code == 2
-    assert "without a strategy" in swept.err
+    assert "no strategy is set" in swept.err
     results = [read_json(run / "result.json") for run in shell.runs()]
     assert sorted((r["parallel.devices"], r["ranks"]) for r in results) == [(1, 1), (1, 1), (2, 2)]
     assert [line for line in swept.out.splitlines() if line.startswith("/")]

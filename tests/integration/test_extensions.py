@@ -145,5 +145,5 @@ def test_stages_that_are_no_plan_are_refused(
         return [Choice(first=0, end=problem.spans.num_layers - 1, counts=problem.pool.counts)]
 
     monkeypatch.setattr(partition_search, "even_layers", half)
-    with pytest.raises(PlanError, match=r"partition_search.even_layers is not a plan"):
+    with pytest.raises(PlanError, match=r"partition_search.even_layers is not a valid plan"):
         plan_by(tmp_path, "task.search=partition_search.even_layers")

@@ -1,1 +1,1 @@
-"""Which layers to run again in the backward instead of keeping their activations."""
+"""Which layers run again during the backward pass, so that their activations need not be kept."""

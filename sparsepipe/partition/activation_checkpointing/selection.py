@@ -1,13 +1,14 @@
-"""Chooses the layers of each stage to recompute so that the stage fits its devices.
+"""Chooses the layers that each stage recomputes, so that the stage fits its devices.
 
-This is for synchronous schedules: weights have one version, and microbatches are in flight. With a
-price for each byte that a microbatch keeps and a cap on the bytes inside the largest span, the best
-choice of spans is a shortest path through the layers. Among the paths for many prices and caps, the
-quickest with which the stage fits is taken; then layers are removed from its spans, the slowest
-first, while the stage still fits. A choice that takes a few percent less time may be missed.
+This is for synchronous schedules: weights have one version, and microbatches are in flight. A span
+is a run of layers of which only the input is kept. With a price for each byte that a microbatch
+keeps and a cap on the bytes inside the largest span, the best choice of spans is a shortest path
+through the layers. Among the paths for many prices and caps, the fastest with which the stage fits
+is taken; then layers are removed from its spans, the slowest first, while the stage still fits. A
+choice that takes a few percent less time may be missed.
 
-Shape suffixes: I places at which a model can be cut (of two, the first is where a stage begins and
-the second where it ends); F first layers of stages; P prices; C caps.
+Shape suffixes: I cut positions (in II, a stage begins at the first and ends at the second); F first
+layers of stages; P prices; C caps.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 
 Paths = NDArray[np.float64]
-"""Paths [4, F, P, C] to a place: cost, bytes kept, seconds, and bytes inside the largest span."""
+"""Best paths [4, F, P, C] to a cut position: cost, bytes kept, seconds of recomputation, and bytes
+inside the largest span."""
 
 
 class SpanChoices:
-    """Choices of spans for all stages of a chain of layers."""
+    """Chooses the spans to recompute, for all possible stages of a chain of layers."""
 
     def __init__(self, chain: StageCost) -> None:
         self._chain = chain
@@ -54,8 +56,8 @@ class SpanChoices:
         self._ends: list[Paths] = []
 
     def seconds_II(self, room_II: Floats, *, in_flight: float) -> Floats:
-        """Seconds of recomputation of each stage, before layers are removed from spans; infinite if
-        the stage does not fit into ``room_II`` bytes.
+        """Seconds of recomputation with which each possible stage fits into ``room_II`` bytes;
+        infinite if it does not fit. The choice of :meth:`cheapest` may need less time.
         """
         length = len(self._chain.layers)
         if not self._ends:
@@ -73,8 +75,8 @@ class SpanChoices:
     def cheapest(
         self, first: int, end: int, limit_bytes: float, *, in_flight: float
     ) -> list[range] | None:
-        """The best known recomputed spans of the stage from ``first`` to before ``end``, numbered
-        from ``first``; None if no spans are known with which it fits.
+        """The fastest spans found, numbered from ``first``, with which layers ``first`` to before
+        ``end`` fit into ``limit_bytes`` as a stage; None if there are none.
         """
         limit = room_bytes(limit_bytes)
         if in_flight * self._plain_II[first, end - 1] <= limit:
@@ -97,9 +99,10 @@ class SpanChoices:
         )
 
     def _walk(self, firsts: range, last: int, *, marks: int = 0) -> list[Paths]:
-        """The best paths of stages that begin at each of ``firsts``, for each end up to ``last``.
+        """Best paths of stages beginning at layers ``firsts``: one array for each end up to
+        ``last``.
 
-        After the four figures of a path follow marks of the first ``marks`` layers.
+        After the four figures of a path follows a mark for each of the first ``marks`` layers.
         """
         chain, ends, begun = self._chain, list[Paths](), dict[int, Paths]()
         shape = 4 + marks, len(firsts), len(self._second_cost_P), len(self._caps_C)
@@ -144,7 +147,7 @@ class SpanChoices:
 
 
 _STARTS, _GOES_ON = 2.0, 1.0
-"""Marks of a layer that starts a span, and of one that continues it."""
+"""Marks of a layer that begins a recomputed span and of one that continues it; others have 0."""
 
 
 def _better(one: Paths, other: Paths) -> Paths:
@@ -152,7 +155,7 @@ def _better(one: Paths, other: Paths) -> Paths:
 
 
 def _given_back(stage: StageCost, spans: list[range], limit: float) -> list[range]:
-    """The spans without layers that need not be recomputed; the slowest are removed first."""
+    """Removes layers from spans, the slowest first, while the stage fits into ``limit`` bytes."""
     slowest = sorted(
         (layer for span in spans for layer in span), key=lambda n: -stage.layers[n].forward_s
     )
@@ -168,19 +171,19 @@ def _given_back(stage: StageCost, spans: list[range], limit: float) -> list[rang
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedStage:
-    """A stage on its devices, for the choice of layers to recompute.
+    """A stage with its devices, for which layers to recompute are chosen.
 
     All devices recompute the same layers: each layer counts with its longest time and most bytes on
-    any device, and the smallest device must hold the stage.
+    any device, and the device with the least memory must hold the stage.
 
     Args:
-        first: the first layer.
-        last: the last layer, inclusive.
-        profiles: the profiles of its devices.
+        first: index of the first layer.
+        last: index of the last layer, inclusive.
+        profiles: the profiles of its kinds of devices.
         replicas: r, number of devices; 2 may stand for any number above 1.
-        limit_bytes: memory of the smallest device; infinite if unknown.
-        in_flight: most microbatches in flight on a device, as multiples of the largest one.
-        share: size of the largest microbatch relative to the profiles' batch.
+        limit_bytes: the least memory of a device; infinite if unknown.
+        in_flight: peak of microbatches in flight on a device, in multiples of the largest one.
+        share: size of the largest microbatch as a fraction of the profiles' batch.
     """
 
     first: int
@@ -198,10 +201,10 @@ class RecomputedLayers:
 
     Attributes:
         spans: the recomputed spans of each stage.
-        times_s: seconds of recomputation on the slowest device, for a batch of the profiles.
-        peaks_bytes: most bytes that a device keeps for its backwards.
-        rooms_bytes: bytes that the device has for its backwards.
-        beside_bytes: bytes that the device keeps in addition; 0 if memory does not count.
+        times_s: seconds of recomputation on the slowest device, for a batch of the profiles' size.
+        peaks_bytes: the most bytes that a device keeps at a time for backward passes.
+        rooms_bytes: bytes that a device has for backward passes.
+        beside_bytes: further bytes of the device, such as weights; 0 if memory does not count.
     """
 
     spans: StageSpans
@@ -219,7 +222,7 @@ def choose_spans(
     memory: MemoryModel,
     microbatches: Microbatches,
 ) -> RecomputedLayers:
-    """The quickest known spans with which all stages of a plan fit."""
+    """Chooses spans to recompute with which all stages of a plan fit their ``limits_bytes``."""
     stages = []
     for number, stage in enumerate(plan.stages):
         names = dict.fromkeys(map(device_name, stage.devices))
@@ -240,11 +243,11 @@ def choose_spans(
 def recompute_stages(
     stages: Sequence[PlacedStage], memory: MemoryModel | None, spans: StageSpans | None = None
 ) -> RecomputedLayers:
-    """The seconds and bytes of recomputing ``spans``, whether or not stages fit; if None, those of
-    the quickest known spans with which all stages fit.
+    """Returns seconds and bytes of stages that recompute ``spans``, even if they do not fit; None:
+    the fastest spans found with which each stage fits its devices.
 
     Raises:
-        ConfigError: ``spans`` is None, and a stage does not fit its devices.
+        ConfigError: ``spans`` is None, and no spans were found with which a stage fits.
     """
     found, times_s, peaks, rooms, besides = [], [], [], [], []
     for number, stage in enumerate(stages):
@@ -279,8 +282,8 @@ def recompute_stages(
             least = min(cost.peak_bytes([range(len(cost.layers))]), cost.peak_bytes(()))
             raise ConfigError(
                 f"recompute=auto: stage {number} does not fit its devices: besides weights they "
-                f"have {max(0.0, room) / MIB:,.1f} MiB for its activations, but with all or none "
-                f"of its layers recomputed these take {least / MIB:,.1f} MiB",
+                f"have {max(0.0, room) / MIB:,.1f} MiB for its activations, which take "
+                f"{least / MIB:,.1f} MiB with all or none of its layers recomputed",
                 remedy=f"use {MORE_ROOM}",
             )
         found.append(tuple(moved(chosen, stage.first)))
@@ -299,7 +302,7 @@ def recompute_stages(
 
 MORE_ROOM = (
     "devices with more memory, more devices, more microbatches "
-    "(parallel.strategy.microbatches), parallel=sync_1f1b, a smaller data.batch_size, or an "
-    "optimizer with less state"
+    "(parallel.strategy.microbatches), parallel=sync_1f1b if another schedule is set, a smaller "
+    "data.batch_size, or an optimizer with less state"
 )
-"""What to use if a plan does not fit, whatever is recomputed."""
+"""The remedy, after ``use``, for a plan that does not fit, whichever layers are recomputed."""

@@ -10,11 +10,11 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.schedule import Plan
 
 Setting = str | Mapping[str, Sequence[Any]]
-"""``none``, ``all``, ``auto``, or a mapping: ``stages``, a list of numbers of stages, and
-``layers``, a list of numbers of layers and of spans [first, last], the last one inclusive."""
+"""``none``, ``all``, ``auto``, or a mapping with ``stages``, a list of stage numbers, and
+``layers``, a list of layer numbers and of spans [first, last], the last one inclusive."""
 
 OwnSpans = tuple[range, ...]
-"""The recomputed spans of a stage in order, of which only the input is kept."""
+"""The recomputed spans of one stage, in order; only the input of a span is kept."""
 
 StageSpans = tuple[OwnSpans, ...]
 """The recomputed spans of each stage."""
@@ -30,10 +30,10 @@ def check_setting(setting: object) -> None:
 
 
 def recomputed_spans(setting: Setting, plan: Plan) -> StageSpans:
-    """The recomputed spans of a plan's stages; ``setting`` must not be ``auto``.
+    """The spans that each stage of a plan recomputes; ``setting`` must not be ``auto``.
 
-    A named stage is one span. Named layers that follow one another make one span, and each
-    [first, last] is a span of its own. Spans are cut where a stage ends.
+    A named stage is one span. Named layers that follow one another make one span, and each [first,
+    last] is a span of its own. Spans are cut where a stage ends.
     """
     stages = [range(stage.layers[0], stage.layers[1] + 1) for stage in plan.stages]
     if setting in ("none", "all"):
@@ -42,18 +42,18 @@ def recomputed_spans(setting: Setting, plan: Plan) -> StageSpans:
     whole, spans = _parsed(setting)
     if max(whole, default=0) >= plan.num_stages:
         raise _refusal(
-            f"the plan ({plan.config}) has stages 0 to {plan.num_stages - 1}, not {whole}"
+            f"the last stage of the plan ({plan.config}) is {plan.num_stages - 1}, not {max(whole)}"
         )
     if spans and spans[-1].stop > plan.num_layers:
         raise _refusal(
-            f"the network has layers 0 to {plan.num_layers - 1}, not {spans[-1].stop - 1}"
+            f"the last layer of the network is {plan.num_layers - 1}, not {spans[-1].stop - 1}"
         )
     found = []
     for number, stage in enumerate(stages):
         cut = [range(max(s.start, stage.start), min(s.stop, stage.stop)) for s in spans]
         inside = tuple(span for span in cut if span)
         if number in whole and inside:
-            raise _refusal(f"layer {inside[0].start} is named twice, by stage {number} as well")
+            raise _refusal(f"layer {inside[0].start} is named twice, also by stage {number}")
         found.append((stage,) if number in whole else inside)
     return tuple(found)
 
@@ -64,8 +64,8 @@ def spans_in_plan(plan: Plan) -> StageSpans:
 
 
 def with_spans(plan: Plan, spans: StageSpans) -> Plan:
-    """The plan with these recomputed layers in its details; if others were there, without the times
-    and bytes that a search expected with those.
+    """The plan with ``spans`` as the recomputed layers in its details; if these change, without the
+    times and bytes that a search predicted for the previous ones.
     """
     bounds = bounds_of(spans)
     if bounds == bounds_of(spans_in_plan(plan)):
@@ -76,28 +76,28 @@ def with_spans(plan: Plan, spans: StageSpans) -> Plan:
 
 
 def bounds_of(spans: StageSpans) -> list[list[int]]:
-    """The first and last layer of each span, for plan files and results."""
+    """The first and last layer of each span of all stages, for plan files and results."""
     return [[span.start, span.stop - 1] for stage in spans for span in stage]
 
 
 def in_words(spans: StageSpans) -> str:
-    """The recomputed layers as text for log lines and tables."""
+    """The recomputed layers as text for log lines and tables, such as ``3, 5-8``, or ``none``."""
     bounds = bounds_of(spans)
     texts = [f"{first}" if first == last else f"{first}-{last}" for first, last in bounds]
     return ", ".join(texts) or "none"
 
 
 def _parsed(setting: object) -> tuple[list[int], list[range]]:
-    """Numbers of stages, and spans of layers in order; consecutive single layers are joined."""
+    """The stage numbers and spans of a mapping, in order; consecutive single layers are joined."""
     if not isinstance(setting, Mapping) or not {*setting} <= {"stages", "layers"}:
-        raise _refusal(f"{setting!r} is not none, all, auto or a mapping of stages and layers")
+        raise _refusal(f"{setting!r} is not none, all, auto or a mapping with stages and layers")
     stages, layers = ([*(setting.get(name) or ())] for name in ("stages", "layers"))
     pairs = [entry if isinstance(entry, Sequence) else (entry, entry) for entry in layers]
     numbers = [*stages, *(number for pair in pairs for number in pair)]
     if not all(type(number) is int and number >= 0 for number in numbers):
-        raise _refusal(f"{setting!r} contains something other than numbers of stages and layers")
+        raise _refusal(f"{setting!r} contains something other than stage and layer numbers")
     if any(len(pair) != 2 or pair[0] > pair[1] for pair in pairs):
-        raise _refusal(f"{setting!r} contains a span that is not [first, last]")
+        raise _refusal(f"{setting!r} contains a span other than [first, last]")
     found: list[range] = []
     may_join = False
     ordered = sorted(zip(pairs, layers, strict=True), key=lambda each: each[0][0])
@@ -115,6 +115,6 @@ def _parsed(setting: object) -> tuple[list[int], list[range]]:
 def _refusal(what: str) -> ConfigError:
     return ConfigError(
         f"recompute: {what}",
-        remedy="give none, all, auto, or numbers of stages, of layers and of [first, last], such "
-        "as {stages: [0], layers: [14, [17, 22]]}",
+        remedy="give none, all, auto, or stage numbers, layer numbers and spans [first, last] of "
+        "the model, such as {stages: [0], layers: [14, [17, 22]]}",
     )

@@ -1,8 +1,8 @@
-"""Bytes that a stage keeps for its backwards if some of its layers are recomputed.
+"""Bytes that a stage keeps for its backward passes if some of its layers are recomputed.
 
 Each minibatch in flight keeps only the input of a recomputed span; what the layers of the span save
-exists for one minibatch at a time, during recomputation and backward. A stage with m minibatches in
-flight thus keeps m times the bytes of one, and those inside its largest span.
+exists for one minibatch at a time, during recomputation and backward pass. A stage with m
+minibatches in flight thus keeps m times the bytes of one, plus the bytes inside its largest span.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ class LayerCost:
     """Seconds and bytes of a layer for a minibatch or a microbatch.
 
     Args:
-        forward_s: seconds of its forward.
-        saved_bytes: bytes kept for its backward.
-        begin_bytes: bytes kept in addition if no layer before it keeps any: its input, and kernel
-            maps that it builds again.
-        end_bytes: bytes of its output that ``saved_bytes`` of this and earlier layers lack.
+        forward_s: seconds of its forward pass.
+        saved_bytes: bytes kept for its backward pass.
+        begin_bytes: bytes kept in addition if the layer before is recomputed or in another stage:
+            its input, and kernel maps that are built again.
+        end_bytes: bytes of its output that ``saved_bytes`` of this and earlier layers do not
+            include.
         output_bytes: bytes of its output.
     """
 
@@ -36,12 +37,12 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
-    """Costs of a stage's layers.
+    """Costs of a stage's layers; spans are ranges that count from its first layer.
 
     Args:
         input_bytes: bytes of the first layer's input.
-        in_flight: m, most minibatches that have gone forward and not yet backward, as multiples of
-            the largest one.
+        in_flight: m, the most minibatches at a time between their forward and backward passes, in
+            multiples of the largest one.
     """
 
     layers: tuple[LayerCost, ...]
@@ -52,9 +53,9 @@ class StageCost:
     def of(
         cls, profile: Profile, *, first: int, last: int, in_flight: float, share: float = 1.0
     ) -> StageCost:
-        """The costs from a profile, for minibatches or microbatches of ``share`` times its batch.
-
-        A layer without ``saved_bytes`` is assumed to save its input.
+        """Takes the costs of layers ``first`` to ``last``, inclusive, from a profile, for
+        minibatches or microbatches of ``share`` times its batch; a layer without ``saved_bytes`` is
+        assumed to save its input.
         """
         borders = [profile.input_bytes, *(layer.activation_bytes for layer in profile.layers)]
         rows = [
@@ -75,7 +76,7 @@ class StageCost:
 
     @classmethod
     def worst(cls, costs: Sequence[StageCost]) -> StageCost:
-        """Costs on several devices that take turns: for each layer, the highest of any device."""
+        """Combines costs of one stage on several devices: the highest for each layer."""
         names = [field.name for field in fields(LayerCost)]
         return cls(
             layers=tuple(
@@ -110,14 +111,15 @@ class StageCost:
         return anew + sum(self.layers[layer].saved_bytes for layer in span)
 
     def peak_bytes(self, spans: Sequence[range]) -> float:
-        """Most bytes that the stage keeps at a time for its backwards."""
+        """The most bytes kept at a time for backward passes if ``spans`` are recomputed."""
         most = max((self.inside_bytes(span) for span in spans), default=0.0)
         return self.in_flight * self.kept_bytes(spans) + most
 
     def border_bytes(self, first: int, before: bool) -> float:
-        """Bytes of its input that a span beginning with layer ``first`` keeps.
+        """Bytes of its input that a recomputed span beginning with layer ``first`` keeps.
 
-        ``before`` says whether the layer before is recomputed.
+        ``before``: whether the layer before is recomputed too; if not, what it saves does not
+        count.
         """
         if first == 0:
             return self.input_bytes
@@ -128,8 +130,8 @@ class StageCost:
 def most_kept(
     profiles: Sequence[Profile], spans: Sequence[range], *, first: int, last: int
 ) -> tuple[float, float]:
-    """Bytes that a minibatch keeps in a stage, and those inside its largest span, each on the
-    device with the most.
+    """Bytes that a minibatch keeps in the stage of layers ``first`` to ``last`` if ``spans`` are
+    recomputed, and bytes inside the largest span, each for the profile with the most.
     """
     own = moved(spans, -first)
     held = [StageCost.of(profile, first=first, last=last, in_flight=1) for profile in profiles]
@@ -138,5 +140,5 @@ def most_kept(
 
 
 def moved(spans: Sequence[range], by: int) -> list[range]:
-    """The spans moved by ``by`` layers."""
+    """The spans with ``by`` added to their layer numbers."""
     return [range(by + span.start, by + span.stop) for span in spans]

@@ -1,7 +1,7 @@
-"""Costs of spans of layers: differences of sums over the first layers.
+"""Costs of spans of layers, as differences of running sums.
 
-Shape suffixes: K kinds of devices; I = L + 1 places at which a model can be cut: before its first
-layer and after each layer. For a branching graph, the places are its states.
+Shape suffixes: K kinds of devices; I = L + 1 cut positions, where a stage may begin or end: before
+the first layer and after each; for a branching graph, at each state.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Spans:
-    """Sums over all layers before each place.
+    """Running sums of costs over the layers before each cut position.
 
     Attributes:
-        compute_s_KI: seconds of forward and backward on each kind of device; if all profiles have
-            them, also of updates and, in the first layer, of loading a batch.
+        compute_s_KI: seconds of forward and backward passes on each kind of device; if all profiles
+            have them, also of updates and, in the first layer, of loading a batch.
         parameter_bytes_I: bytes of parameters.
-        stored_bytes_I: bytes that a minibatch in flight keeps for its backward.
-        begin_bytes_I: additional bytes if a stage begins at the place; not a sum.
-        end_bytes_I: additional bytes if a stage ends at the place; not a sum.
-        cut_bytes_I: bytes that cross a cut at the place; not a sum.
-        nested_II: whether a span may begin at the first place and end at the second; None: it may
-            end at any later place, as in a chain of layers.
+        stored_bytes_I: bytes that a minibatch in flight keeps for its backward pass.
+        begin_bytes_I: additional bytes of a stage that begins at the position; not a sum.
+        end_bytes_I: additional bytes of a stage that ends at the position; not a sum.
+        cut_bytes_I: bytes that cross a cut at the position; not a sum.
+        nested_II: whether a span may begin at the first position and end at the second; None: it
+            may end at any later one, as in a chain of layers.
     """
 
     compute_s_KI: Floats
@@ -46,21 +46,21 @@ class Spans:
 
     @property
     def num_layers(self) -> int:
-        """L, the number of layers; for a graph, one less than that of its places."""
+        """L, the number of layers; for a graph, one less than its number of cut positions."""
         return len(self.cut_bytes_I) - 1
 
     def parameter_bytes(self, first: int, end: int) -> float:
-        """Bytes of parameters of layers ``first`` to before ``end``."""
+        """Bytes of the parameters of layers ``first`` to before ``end``."""
         return float(self.parameter_bytes_I[end] - self.parameter_bytes_I[first])
 
     def stored_bytes(self, first: int, end: int) -> float:
-        """Bytes that a stage from ``first`` to before ``end`` keeps for a minibatch in flight."""
+        """Bytes that a stage, layers ``first`` to before ``end``, keeps for a minibatch."""
         before_I, after_I = self.stored_between()
         return float(after_I[end] - before_I[first])
 
     def stored_between(self) -> tuple[Floats, Floats]:
-        """Two arrays of bytes by place: a stage keeps the second at its end minus the first at its
-        begin.
+        """Two arrays [I] of bytes: a stage keeps, for each minibatch in flight, the second array's
+        value where it ends minus the first array's value where it begins.
         """
         begin_I = end_I = self.stored_bytes_I
         if self.begin_bytes_I is not None:
@@ -71,22 +71,22 @@ class Spans:
 
 
 def spans_of(profiles: Sequence[Profile]) -> Spans:
-    """Running sums over the layers of a model, or the states of a branching graph."""
+    """Costs of a chain or a branching graph, from a profile for each kind of device."""
     if any(profile.states for profile in profiles):
         return state_spans([profile.states for profile in profiles])
     return chain_spans(profiles)
 
 
 def chain_spans(profiles: Sequence[Profile]) -> Spans:
-    """Running sums of the costs of a chain's layers.
+    """Costs of a chain of layers.
 
-    Times are kept per profile; each layer's byte counts are the largest of any profile. A layer
-    without ``saved_bytes`` is assumed to save its input.
+    Times are kept for each profile; each layer's byte counts are the largest of any profile. A
+    layer without ``saved_bytes`` is assumed to save its input.
     """
     if len({profile.num_layers for profile in profiles}) != 1:
         raise ProfileError(
-            f"profiles have different numbers of layers, {[p.num_layers for p in profiles]}",
-            remedy="measure one model on all devices, with task=profile",
+            f"the profiles have different numbers of layers: {[p.num_layers for p in profiles]}",
+            remedy="measure the same model on all devices with task=profile",
         )
     updates = all(profile.update_s is not None for profile in profiles)
     compute_s_KL = [
@@ -119,13 +119,13 @@ def chain_spans(profiles: Sequence[Profile]) -> Spans:
 
 
 def loads_s(profiles: Sequence[Profile]) -> list[float]:
-    """Seconds of loading a batch in each profile; 0 for all if any profile lacks it."""
+    """For each profile, the seconds of loading a batch; 0 for all if one profile lacks them."""
     known = [profile.load_s for profile in profiles if profile.load_s is not None]
     return known if len(known) == len(profiles) else [0.0] * len(profiles)
 
 
 def state_spans(states: Sequence[Sequence[State]]) -> Spans:
-    """Sums of the costs of a branching graph up to each state, for each kind of device."""
+    """Costs of a branching graph; ``states`` lists its states once for each kind of device."""
     if len({tuple(state.layers for state in kind) for kind in states}) != 1:
         raise ProfileError(
             "the graphs have different layers or edges", remedy="profile one model on all devices"

@@ -4,7 +4,8 @@ Zhai et al., SparsePipe, Eq. 4, for layers i to j on the m devices S(m)::
 
     Q = (1/m) (max over a in S(m) of the sum of t_a + 2 (m-1) (sum of p) / BW)
 
-and Eq. 5 counts a / BW for the activation a that crosses a cut. The published optimizers divide
+with the compute time t_a of a layer on device a, its parameter bytes p and the bandwidth BW, and
+Eq. 5 counts a / BW for the activation a that crosses a cut. The published optimizers divide
 the bytes of an all-reduce by its m devices, let a gradient cross each cut as well, and differ in
 how often they count a parameter and in whether receiving replicas share a transfer. None of them
 counts latency.
@@ -24,15 +25,15 @@ from sparsepipe.utils.extensions import by_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """Seconds that stages and cuts take for a minibatch.
+    """Formulas for the seconds that stages and cuts take for a minibatch.
 
     A subclass may replace :meth:`sync_s_per_byte` and :meth:`cut_s_per_byte`.
 
     Args:
         name: name in tables and plan files.
-        sync: how often a parameter byte counts in an all-reduce.
-        sync_is_shared: whether these bytes are divided by the number of devices of a stage.
-        cut: how often an activation byte counts in a transfer.
+        sync: how often a parameter byte counts in an all-reduce of m replicas, times m - 1.
+        sync_is_shared: whether these bytes are divided by m.
+        cut: how often an activation byte counts in a transfer: 2 if its gradient is sent back.
         cut_is_shared: whether the receiving replicas share the transfer.
     """
 
@@ -43,24 +44,24 @@ class CostModel:
     cut_is_shared: bool
 
     def sync_s_per_byte(self, replicas: int, *, bytes_per_s: float) -> float:
-        """Seconds of all-reduce that a parameter byte adds to m times a stage on m ``replicas``."""
+        """Seconds of all-reduce per parameter byte; :meth:`sync_s` divides them by ``replicas``."""
         times = self.sync * (replicas - 1)
         return times / (replicas * bytes_per_s if self.sync_is_shared else bytes_per_s)
 
     def sync_s(self, parameter_bytes: float, *, replicas: int, bytes_per_s: float) -> float:
-        """Seconds that the all-reduce adds to a stage's time."""
+        """Seconds that the all-reduce adds to a stage's time for each minibatch."""
         return parameter_bytes * self.sync_s_per_byte(replicas, bytes_per_s=bytes_per_s) / replicas
 
     def stage_s(
         self, compute_s: float, parameter_bytes: float, *, replicas: int, bytes_per_s: float
     ) -> float:
-        """Q, the seconds between two minibatches of a stage."""
+        """Q, the seconds between two minibatches; one takes ``compute_s`` on the slowest device."""
         return compute_s / replicas + self.sync_s(
             parameter_bytes, replicas=replicas, bytes_per_s=bytes_per_s
         )
 
     def cut_s_per_byte(self, receivers: int, *, bytes_per_s: float) -> float:
-        """Seconds that an activation byte takes across a cut to a stage of m' ``receivers``."""
+        """Seconds per activation byte for a transfer to a stage with ``receivers`` devices."""
         return self.cut / (bytes_per_s * receivers if self.cut_is_shared else bytes_per_s)
 
 
@@ -78,16 +79,17 @@ PRESETS: Mapping[str, CostModel] = MappingProxyType(
     }
 )
 """``eq4``: the paper's equations to the letter. ``pipedream``: PipeDream's published optimizer.
-``sparsepipe_mp`` and ``sparsepipe_hete``: the two in the repository of the paper's authors."""
+``sparsepipe_mp`` and ``sparsepipe_hete``: the two of the paper's authors, in their repository."""
 
 
 def cost_model(name: str | CostModel) -> CostModel:
     """Returns the cost model of that name.
 
     Args:
-        name: the name of a preset; or ``2`` or ``4``, how often a parameter byte counts, with
-            ``_whole`` or ``_shared``; or the dotted path of a subclass of :class:`CostModel` or of
-            a function, which is called without arguments; or a cost model, which is returned.
+        name: a preset's name; or ``2_whole``, ``2_shared``, ``4_whole`` or ``4_shared``: how often
+            a parameter byte counts, and whether receivers share a transfer; or the dotted path of a
+            subclass of :class:`CostModel` or of a function without arguments; or a cost model,
+            which is returned.
 
     Raises:
         ConfigError: the name is unknown, or the object at the path does not return a cost model.
@@ -118,10 +120,10 @@ def plan_times(
     *,
     by_hosts: bool = False,
 ) -> tuple[list[float], list[float]]:
-    """Seconds of each stage, and of the transfer after each stage except the last.
+    """Seconds of each stage for a minibatch, and of the transfer after each stage but the last.
 
     With ``by_hosts``, receivers on one host share its link, as in PipeDream's optimizer for levels;
-    otherwise each receiver counts as a link.
+    otherwise each receiver counts as if it had a link of its own.
     """
     stages, cuts, sums_KI = [], [], spans.compute_s_KI
     for number, stage in enumerate(plan):
@@ -147,7 +149,7 @@ def plan_times(
 
 
 def bottleneck_s(plan: Sequence[Choice], spans: Spans, pool: DevicePool, model: CostModel) -> float:
-    """Seconds between two minibatches: those of the slowest stage or transfer."""
+    """Seconds between two minibatches of a plan: those of its slowest stage or transfer."""
     stages, cuts = plan_times(plan, spans, pool, model)
     return max(stages + cuts)
 
@@ -156,4 +158,4 @@ EQUAL = 1e-9
 """Relative difference up to which times count as equal."""
 
 EXACT = 1e-11
-"""Relative difference by which a found bottleneck may exceed the least one."""
+"""Relative difference by which a found bottleneck may exceed the smallest one."""

@@ -16,8 +16,8 @@ of devices. With one bandwidth between all devices ``exact`` is optimal over all
 and all subsets of devices; with a bandwidth for each link it is optimal if a stage's all-reduce
 runs at the speed of its slowest link, and a transfer between stages that are not on one host at
 that of the link between hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among their
-plans. Times and memory include recomputed layers; where the memory chooses these layers, the choice
-may miss a few percent of a stage's time.
+plans. Times and memory include recomputed layers; with ``recompute=auto``, the chosen layers may
+take a few percent more of a stage's time than the best ones.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ Order = str | Sequence[str]
 
 
 def dp(problem: Problem) -> Solution:
-    """One stage on all devices (Algorithm 2's start)."""
+    """One stage on all devices, with which Algorithm 2 begins."""
     pool = problem.pool
     return _over(problem, [(0,) * len(pool.kinds), pool.counts], strategy="dp")
 
 
 def mp(problem: Problem, *, device: str) -> Solution:
-    """PipeDream's optimizer: all devices count as the named one, and all links as the slowest.
+    """PipeDream's optimizer: all devices count as ``device``, and all links as the slowest.
 
-    Stages take the devices in the inventory's order.
+    Stages take the real devices in the inventory's order.
     """
     alike = as_uniform(problem, device)
     stages = _over(alike, prefixes(alike.pool, [0]), strategy="mp").stages
@@ -76,8 +76,8 @@ def mp(problem: Problem, *, device: str) -> Solution:
 def variance(problem: Problem, *, device: str) -> Solution:
     """Zhang and Sun's heuristic: a stage for each device, with the least variance of their costs.
 
-    Stages take the devices in the inventory's order. Transfers do not count, nor does
-    recomputation.
+    All devices count as ``device``; stages take the real ones in the inventory's order. Transfers
+    do not count, nor does recomputation.
     """
     alike = as_uniform(problem, device)
     (kind,) = alike.pool.kinds
@@ -113,14 +113,14 @@ def straight(problem: Problem) -> Solution:
 
 def _too_few_layers(spans: Spans, devices: int, name: str) -> PlanError:
     return PlanError(
-        f"{spans.num_layers} layers do not make a stage for each of {devices} devices, as {name} "
-        "requires",
+        f"{name} needs at least as many layers as devices ({devices}), but the model has "
+        f"{spans.num_layers}",
         remedy="use fewer devices, or a search that gives a stage several: hete_mp or exact",
     )
 
 
 def hete_mp(problem: Problem, *, order: Order = "by_count") -> Solution:
-    """SparsePipe's HETE-MP: stages take devices from a sorted list (Algorithms 1 and 2)."""
+    """SparsePipe's HETE-MP (Algorithms 1, 2): stages take devices in the :func:`kind_order`."""
     kinds = kind_order(order, problem.pool, problem.spans)
     found = _over(problem, prefixes(problem.pool, kinds), strategy="hete_mp")
     return replace(found, order=tuple(problem.pool.kinds[kind].name for kind in kinds))
@@ -139,7 +139,7 @@ def exhaustive(problem: Problem) -> Solution:
     """The best of all plans, found by trying each; for small cases."""
     if problem.spans.nested_II is not None:
         raise PlanError(
-            "exhaustive searches chains of layers only, but the graph branches",
+            "exhaustive searches only chains of layers, but the profiled graph branches",
             remedy="use task.search=exact, which finds the best plan as well",
         )
     if problem.synchronous is None:
@@ -159,7 +159,7 @@ def exhaustive(problem: Problem) -> Solution:
 
 
 Search = Callable[..., Solution]
-"""A function of a problem and options of its own that returns a solution."""
+"""A function that returns the solution of a problem; it may take options of its own."""
 
 SEARCHES: Mapping[str, Search] = MappingProxyType(
     {
@@ -175,11 +175,11 @@ SEARCHES: Mapping[str, Search] = MappingProxyType(
 
 
 def search_by_name(name: str) -> Search:
-    """Returns a search of :data:`SEARCHES`, or that of another package by its dotted path.
+    """Returns a search of :data:`SEARCHES`, or a function of another package by its dotted path.
 
-    The latter is called with the problem alone and returns a :class:`Solution`, or its stages in
-    order as :class:`~sparsepipe.partition.devices.Choice`, which must use each device once and fit
-    the memory.
+    Such a function is called with the problem alone and returns a :class:`Solution`, or its stages
+    in order as :class:`~sparsepipe.partition.devices.Choice`, which must use each device once and
+    fit the memory.
 
     Raises:
         ConfigError: the search is unknown.
@@ -202,9 +202,9 @@ def search_by_name(name: str) -> Search:
             or used != problem.pool.counts
         ):
             raise PlanError(
-                f"the result of {name} is not a plan: {list(stages)}",
+                f"the result of {name} is not a valid plan: {list(stages)}",
                 remedy="return stages that follow one another from layer 0 to "
-                f"{num_layers - 1} and use each of the devices {problem.pool.counts} once",
+                f"{num_layers - 1} and use the devices, {problem.pool.counts} by kind, once",
             )
         spans = check_memory(stages, problem)
         return replace(solution, spans=solution.spans if spans is None else spans)
@@ -213,12 +213,12 @@ def search_by_name(name: str) -> Search:
 
 
 def best_cuts(problem: Problem, groups: Sequence[Counts]) -> Solution:
-    """The best plan for given numbers of devices in each stage, as in Table III."""
+    """The best plan whose stages have the devices ``groups``, in this order, as in Table III."""
     used = [tuple(map(sum, zip(*groups[:n], strict=True))) for n in range(1, len(groups) + 1)]
     if used[-1] != problem.pool.counts or len(groups) > problem.spans.num_layers:
         raise PlanError(
-            f"stages of {list(groups)} devices do not suit {problem.pool.counts} devices and "
-            f"{problem.spans.num_layers} layers",
+            f"stages with {list(groups)} devices of each kind do not suit a pool of "
+            f"{problem.pool.counts} and {problem.spans.num_layers} layers",
             remedy="use each device once, and at most one stage for each layer",
         )
     empty = (0,) * len(problem.pool.kinds)
@@ -242,14 +242,14 @@ ORDERS = ("by_count", "by_speed", "by_tflops")
 
 
 def kind_order(order: str | Sequence[str], pool: DevicePool, spans: Spans) -> list[int]:
-    """Numbers of the kinds, in the order in which stages take their devices.
+    """Indices of the kinds of devices, in the order in which stages take their devices.
 
     Args:
-        order: ``by_count``, most devices of a model over all hosts first, as in the paper's Table
-            III; ``by_speed``, those first that run the whole model fastest; ``by_tflops``; or a
+        order: ``by_count``: the model with the most devices over all hosts first, as in Table III;
+            ``by_speed``: the kind that runs the entire model fastest first; ``by_tflops``; or a
             list of the kinds' names. Ties keep the inventory's order.
         pool: the devices.
-        spans: costs of layers on each kind.
+        spans: costs of the layers on each kind.
     """
     kinds = pool.kinds
     if not isinstance(order, str):
@@ -269,7 +269,7 @@ def kind_order(order: str | Sequence[str], pool: DevicePool, spans: Spans) -> li
         known = ", ".join(dict.fromkeys(kind.name for kind in kinds))
         raise ConfigError(
             f"the order {list(order)} does not name each kind of device once",
-            remedy=f"list each of {known}, or HOST/NAME where several hosts have the same device",
+            remedy=f"list each of {known} once, or HOST/NAME where several hosts have one",
         )
     of_name: Counter[str] = Counter()
     for kind in kinds:
@@ -295,11 +295,11 @@ def kind_order(order: str | Sequence[str], pool: DevicePool, spans: Spans) -> li
 
 
 MOST_WINDOWS = 100_000_000
-"""Most pairs of a stage and a place of the model for ``exact``, or of a stage and two states of a
-graph (or layers, if some are recomputed) for any search: about a minute and 1 GB."""
+"""The most combinations of a stage with a cut position for ``exact``, or with two states of a graph
+(or two layers, if some are recomputed) for any search: about a minute and 1 GB."""
 
 MOST_WALKS = 20_000_000
-"""Most sets of kinds times layers cubed if memory chooses what is recomputed: about a minute."""
+"""The most sets of kinds times layers cubed with ``recompute=auto``: about a minute."""
 
 
 def check_subsets(problem: Problem) -> None:
@@ -312,14 +312,14 @@ def check_subsets(problem: Problem) -> None:
     one = "" if pool.is_uniform else " or one bandwidth for all links (task.bandwidth_bytes_per_s)"
     raise PlanError(
         f"{pool.num_devices} devices of {len(pool.kinds)} kinds have too many subsets for exact: "
-        f"{stages:,} possible stages at {places:,} places of the model",
+        f"{stages:,} possible stages at {places:,} cut positions",
         remedy=f"use task.search=hete_mp{one}",
     )
 
 
 def check_states(problem: Problem, stages: int) -> None:
-    """Refuses problems with too many pairs of a stage's begin and end for this number of stages;
-    chains of layers without recomputation need no pairs.
+    """Raises a PlanError if these ``stages`` have too many pairs of positions where they may begin
+    and end; chains of layers without recomputation need no pairs.
     """
     states, synchronous, kinds = problem.spans.num_layers, problem.synchronous, problem.pool.kinds
     if synchronous is None:
@@ -331,9 +331,9 @@ def check_states(problem: Problem, stages: int) -> None:
             pairs = max(pairs, walks * MOST_WINDOWS // MOST_WALKS)
     if pairs > MOST_WINDOWS:
         raise PlanError(
-            f"{states:,} states or layers have too many pairs of a stage's begin and end for "
-            f"{problem.pool.num_devices} devices: {stages:,} stages to consider for each pair",
-            remedy="use task.search=hete_mp, partition over fewer devices or with the layers of a "
-            "block as one, or search without parallel.strategy.recompute and then train with it "
-            "and the plan that was found (parallel.plan.file)",
+            f"{problem.pool.num_devices} devices and {states:,} layers or states of a graph are "
+            f"too many: {stages:,} stages to consider for each pair of a beginning and an end",
+            remedy="partition over fewer devices or with the layers of a block as one, use "
+            "task.search=hete_mp instead of exact, or search without parallel.strategy.recompute "
+            "and then train with it and the plan that was found (parallel.plan.file)",
         )

@@ -9,14 +9,14 @@ hosts. A stage of the second level on h hosts repeats each of its first-level st
 Zhang and Sun, "A Parallel Pipeline Design for Training Deep Neural Networks", cut the layers so
 that the variance of the stages' costs is least. Each of K equal devices is a stage. Whatever the
 cuts are, the mean is the cost of all layers divided by K, so that the squared deviations add up
-stage by stage, and a dynamic program over (stages left, place) finds the least sum. The cost of a
-stage is that of its layers: transfers do not count.
+stage by stage, and a dynamic program over (stages left, cut position) finds the least sum. The cost
+of a stage is that of its layers: transfers do not count.
 
 Both are for asynchronous pipelines: recomputation and the memory of microbatches do not influence
 their choice, but plans that do not fit are refused.
 
-Shape suffixes: S stages; I = L + 1 places a model can be cut at; [i, j] is the span from i to
-before j.
+Shape suffixes: S stages; I = L + 1 cut positions, before the first layer and after each; [i, j] is
+the span of layers from i to before j.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from sparsepipe.partition.search.checkpointed_stages import check_memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Split:
-    """The last stages of the best pipelines on a number of machines.
+    """The best pipelines of all spans on a number of machines, by their last stages.
 
     Attributes:
-        time_s_II: bottleneck of the best pipeline of each span; infinite where none exists.
-        cut_II: the place at which its last stage begins.
+        time_s_II: seconds between two minibatches of a span's pipeline; infinite where none exists.
+        cut_II: the position at which its last stage begins.
         machines_II: number of machines of its last stage.
     """
 
@@ -50,7 +50,7 @@ class _Split:
 
 
 def mp_by_levels(problem: Problem, *, device: str) -> Solution:
-    """PipeDream's plan for hosts with the same number of devices, which count as the named one.
+    """PipeDream's plan for hosts with the same number of devices, all of which count as ``device``.
 
     Among plans with equal costs, it is the one whose last stages have the most machines.
     """
@@ -61,13 +61,13 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
     each, hosts = next(iter(numbers.values())), len(numbers)
     if {*numbers.values()} != {each}:
         raise PlanError(
-            f"the hosts have different numbers of devices: {numbers}",
-            remedy="set task.levels=false, or use hete_mp or exact",
+            f"mp by levels needs as many devices on each host, but these have {numbers}",
+            remedy="set task.levels=false, and task.search to mp, hete_mp or exact",
         )
     if layers**3 * (each * (each - 1) + hosts * (hosts - 1)) // 2 > MOST_STEPS:
         raise PlanError(
             f"{layers:,} layers on {hosts} hosts of {each} devices are too many for mp by levels",
-            remedy="set task.levels=false, or use hete_mp",
+            remedy="set task.levels=false, and task.search to mp or hete_mp",
         )
     compute_s_I = alike.spans.compute_s_KI[0]
     compute_s_II = compute_s_I[None, :] - compute_s_I[:, None]
@@ -100,7 +100,7 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
 def _level(
     problem: Problem, time_s_II: Floats, *, machines: int, bytes_per_s: float
 ) -> dict[int, _Split]:
-    """The best pipelines of all spans on 1, 2, ... machines, each of which needs ``time_s_II``."""
+    """Best pipelines of all spans on up to ``machines``; one takes ``time_s_II`` for a span."""
     spans, model = problem.spans, problem.model
     parameters_I = spans.parameter_bytes_I
     bytes_II = parameters_I[None, :] - parameters_I[:, None]
@@ -137,7 +137,7 @@ def _level(
 def _best_stages(
     found: dict[int, _Split], first: int, end: int, machines: int
 ) -> list[tuple[int, int, int]]:
-    """First layer, end and machines of each stage of the best pipeline of a span."""
+    """First layer, end and number of machines of each stage of the best pipeline of a span."""
     stages: list[tuple[int, int, int]] = []
     while machines:
         split = found[machines]
@@ -150,7 +150,7 @@ def _best_stages(
 def least_variance(
     spans: Spans, *, stages: int, memory: MemoryModel | None = None, room: float | None = None
 ) -> list[int] | None:
-    """The places at which stages end, for the cuts with the least variance.
+    """Finds the ends of the stages for the cuts with the least variance.
 
     Variances count as equal if stages differ by a billionth of their mean; among equal cuts, those
     are taken whose first stage ends first, then the second, and so on.
@@ -159,11 +159,11 @@ def least_variance(
         spans: costs on one kind of device.
         stages: K, the number of stages.
         memory: bytes that stages keep; None: memory is not limited.
-        room: bytes of each device; None: unknown.
+        room: memory of each device in bytes; None: unknown.
 
     Returns:
-        K places, the last of which is after the last layer; None if no cuts fit the memory, or the
-        model has fewer layers than stages.
+        K cut positions, the last of which is after the last layer; None if no cuts fit the memory,
+        or the model has fewer layers than stages.
     """
     compute_I = spans.compute_s_KI[0]
     mean_s = float(compute_I[-1]) / stages
@@ -202,5 +202,5 @@ def least_variance(
 
 
 MOST_STEPS = 3_000_000_000
-"""Most spans times cuts times divisions of machines that ``mp`` by levels tries: about a minute on
-one core."""
+"""The most combinations of a span, a cut and a division of machines that ``mp`` by levels tries:
+about a minute on one core."""

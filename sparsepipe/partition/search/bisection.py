@@ -1,12 +1,12 @@
-"""The best plan over a lattice of devices: exact, for stages that follow one another.
+"""Finds the best plan over a lattice of devices exactly, for stages that follow one another.
 
-The least bottleneck is found by bisection: for a bound on all times, one pass over the lattice
-determines which places of the model can be reached with which devices (Eq. 5 as a feasibility
-test). Among plans that reach it, :func:`~.reachability.best_of_ties` chooses one.
+The smallest bottleneck is found by bisection: for a bound on all times, one pass over the lattice
+determines which cut positions can be reached with which devices (Eq. 5 as a feasibility test).
+Among plans with this bottleneck, :func:`~.reachability.best_of_ties` chooses one.
 
-In a synchronous pipeline, memory depends on the number of devices of the first stage, so that plans
-are searched for one such number after another. Times include recomputation, exactly if a setting
-names the layers, and nearly if the memory chooses them.
+In a synchronous pipeline, memory depends on the number of devices of the first stage, so plans are
+searched for one such number after another. Times include recomputation: exact ones if the setting
+names the layers, and approximate ones with ``recompute=auto``.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from sparsepipe.partition.search.reachability import (
 from sparsepipe.partition.search.stage_costs import Costs, costs_by_readers
 
 _TINY_S = 1e-300
-"""A lower bound of positive bottlenecks; some bisections of the ratio to it lead to any scale."""
+"""A lower bound of positive bottlenecks: bisections of the ratio to it soon lead to any scale."""
 
 
 def best_plan(problem: Problem, lattice: Lattice) -> tuple[list[Choice], StageSpans | None] | None:
-    """The stages of the best plan, and the recomputed layers if these depend on the memory; None if
-    no plan fits the memory.
+    """Returns the stages of the best plan, with the spans to recompute if the setting is ``auto``,
+    else None; None instead of both if no plan fits the memory.
 
-    Among equal plans of a synchronous pipeline, the one with most devices in the first stage wins.
+    Among equal plans of a synchronous pipeline, one with the most first-stage devices is taken.
     """
     runs: RecomputationCosts | None = None
     if problem.synchronous is None:
@@ -57,7 +57,7 @@ def best_plan(problem: Problem, lattice: Lattice) -> tuple[list[Choice], StageSp
 def _least_bottleneck(
     costs: Costs, windows: ChainReachability | PairReachability, *, most_s: float
 ) -> float | None:
-    """The least bottleneck of any plan in s; None if no plan fits the memory within ``most_s``."""
+    """Smallest bottleneck of any plan in s; None if none up to ``most_s`` fits the memory."""
 
     def is_feasible(bound_s: float) -> bool:
         return bool(windows.reached(bound_s)[costs.lattice.last, -1].any())

@@ -1,10 +1,10 @@
 """Seconds and bytes of stages that recompute layers, by where they begin and end; whether they fit.
 
-Recomputed layers add their forward on the slowest of the stage's devices to the stage's time, and
-reduce what the stage keeps. Tables are made when they are first needed, for a stage's kinds of
+Recomputed layers add their forward pass on the slowest of the stage's devices to the stage's time,
+and reduce what the stage keeps. Tables are made when they are first needed, for a stage's kinds of
 devices.
 
-Shape suffixes: I places a model can be cut at: the first is a stage's begin, the second its end.
+Shape suffixes: I cut positions; in II, a stage begins at the first and ends at the second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sparsepipe.schedule import Plan
 
 
 class LayerTables:
-    """Costs and bytes of a problem's layers, by the kinds of devices of a stage."""
+    """Tables of seconds and bytes of a problem's layers, by the kinds of devices of a stage."""
 
     def __init__(self, problem: Problem) -> None:
         assert problem.synchronous is not None
@@ -45,15 +45,15 @@ class LayerTables:
         self.sums = cache(self._sums)
 
     def _chain(self, kinds: tuple[int, ...]) -> StageCost:
-        """The layers' costs for a batch, each the worst of these kinds of devices."""
+        """Costs of all layers for a batch: for each, the highest on these ``kinds`` of devices."""
         profiles, last = self.problem.profiles, self.problem.spans.num_layers - 1
         return StageCost.worst(
             [StageCost.of(profiles[k], first=0, last=last, in_flight=1) for k in kinds]
         )
 
     def _sums(self, kinds: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
-        """Bytes by place for a batch: two arrays for backwards (as ``Spans.stored_between``), and
-        one for the parameters of the layers before.
+        """Three arrays [I] of bytes for a batch: two for backward passes (as
+        ``Spans.stored_between``), and the parameters of the layers before each position.
         """
         layers = self.chain(kinds).layers
         saved_I = np.cumsum([0.0, *(layer.saved_bytes for layer in layers)])
@@ -64,9 +64,9 @@ class LayerTables:
         return saved_I - begin_I, saved_I + end_I, weights_I
 
     def _named(self, kinds: tuple[int, ...], whole: bool) -> tuple[Floats, Floats, Floats]:
-        """Bytes that stages keep, most bytes inside a span, and seconds, if the layers that the
-        setting names are recomputed, or ``whole`` stages; infinite seconds for a ``whole`` stage
-        with a named layer.
+        """For each possible stage, the bytes that it keeps, most bytes inside a span, and seconds
+        of recomputing the layers that the setting names, or all if ``whole``; infinite seconds for
+        a ``whole`` stage with a named layer.
         """
         chain, places = self.chain(kinds), self.problem.spans.num_layers + 1
         spans = self.synchronous.spans(places - 1)
@@ -98,9 +98,9 @@ class StageClass:
     """A class of stages whose recomputation differs only by where they begin and end.
 
     Attributes:
-        kinds: numbers of the kinds of their devices.
-        in_flight: most microbatches in flight on a device, as multiples of the largest one.
-        share: size of the largest microbatch relative to the profiles' batch.
+        kinds: indices of the kinds of their devices.
+        in_flight: peak of microbatches in flight on a device, in multiples of the largest one.
+        share: size of the largest microbatch as a fraction of the profiles' batch.
         replicas: number of devices of each stage; 2 stands for any number above 1.
         whole: whether the setting recomputes each of these stages as one span.
     """
@@ -113,11 +113,7 @@ class StageClass:
 
 
 class RecomputationCosts:
-    """Seconds that recomputed layers add to the stages of a problem's plans.
-
-    Attributes:
-        most_s: most seconds that recomputation adds to a stage.
-    """
+    """Seconds that recomputed layers add to the stages of a problem's plans; at most ``most_s``."""
 
     def __init__(self, problem: Problem) -> None:
         self.tables = tables = LayerTables(problem)
@@ -132,9 +128,9 @@ class RecomputationCosts:
     def class_of(
         self, kinds: Sequence[int], replicas: int, at_once: int, stage: int, readers: int
     ) -> StageClass:
-        """The class of a stage whose devices each have ``at_once`` microbatches.
+        """The class of a stage whose devices have up to ``at_once`` microbatches in flight.
 
-        ``stage`` is its number, or another with the same ``SynchronousStages.is_whole``.
+        ``readers`` devices are in the first stage; ``stage`` may be any with the same ``is_whole``.
         """
         readers = 1 if self._memory is None else readers
         return StageClass(
@@ -157,7 +153,7 @@ class RecomputationCosts:
         return found
 
     def seconds_s(self, plan: Sequence[Choice]) -> list[float]:
-        """Extra seconds of each stage of a plan, shared by its replicas.
+        """Seconds of recomputation of each stage of a plan, divided by its number of replicas.
 
         Infinite for a stage that does not fit; for all, if one has more devices than microbatches
         (the strategy refuses it), or the plan lacks a stage that the setting names.
@@ -171,7 +167,7 @@ class RecomputationCosts:
         ]
 
     def seconds_II(self, own: StageClass) -> Floats:
-        """Extra seconds of each stage for a batch; infinite for those that do not fit."""
+        """Seconds of recomputation for a batch by stage; infinite where a stage does not fit."""
         if own not in self._seconds:
             room_II = self._room_II(own) / own.share
             if self._what.setting == "auto":
@@ -184,7 +180,7 @@ class RecomputationCosts:
         return self._seconds[own]
 
     def spans(self, plan: Sequence[Choice]) -> StageSpans | None:
-        """The cheapest spans of each stage to recompute; None unless the memory chooses them."""
+        """Spans that each stage of a plan recomputes with ``auto``; None for other settings."""
         if self._what.setting != "auto":
             return None
         found = []
@@ -198,12 +194,12 @@ class RecomputationCosts:
         return tuple(found)
 
     def limit_bytes(self, own: StageClass) -> float:
-        """Memory of the smallest device of such stages; infinite where unknown."""
+        """The least memory of a device of such stages; infinite if unknown."""
         limits = [self._pool.kinds[kind].memory_bytes for kind in own.kinds]
         return min((limit for limit in limits if limit is not None), default=float("inf"))
 
     def _room_II(self, own: StageClass) -> Floats:
-        """Bytes that each stage's device has for what backwards need."""
+        """Bytes that a device of each stage has for backward passes."""
         weights_I = self.tables.sums(own.kinds)[2]
         weights_II = weights_I[None, :] - weights_I[:, None]
         if self._memory is None:
@@ -216,8 +212,8 @@ class RecomputationCosts:
 def recomputation_of(
     plan: Sequence[Choice], problem: Problem, spans: StageSpans | None = None
 ) -> RecomputedLayers:
-    """Seconds and bytes of recomputing ``spans``; None: those that the setting names, or the
-    cheapest with which stages fit.
+    """Returns seconds and bytes of recomputing ``spans``; None: those that the setting names or,
+    with ``auto``, the cheapest with which stages fit.
     """
     assert problem.synchronous is not None
     runs = RecomputationCosts(problem)
@@ -247,7 +243,7 @@ _LOOKING = "a search that considers the memory of each device: hete_mp or exact"
 
 
 def no_fit_error(problem: Problem) -> PlanError:
-    """An error for a problem without a solution, with everything that a plan must satisfy."""
+    """Makes the error for a problem without a solution, with all that a plan must satisfy."""
     if problem.synchronous is None:
         return PlanError(
             "no plan fits the memory of the devices",
@@ -258,19 +254,19 @@ def no_fit_error(problem: Problem) -> PlanError:
     needs = "no plan fits the memory of the devices and has no more devices in a stage than "
     needs += f"microbatches ({cut.count})"
     if cut.least_readers > 1:
-        needs += f", samples for each microbatch (at least {cut.least_readers} devices that read)"
+        needs += f", at least {cut.least_readers} first-stage devices to read samples for them"
     if named:
-        needs += f", and the stages 0 to {named - 1} that recompute names"
+        needs += f", and a stage {named - 1}, which recompute names"
     return PlanError(
-        needs, remedy=f"use {MORE_ROOM}; fewer microbatches; or parallel.strategy.recompute=auto"
+        needs,
+        remedy=f"use {MORE_ROOM}; parallel.strategy.recompute=auto, unless it is set; or fewer "
+        "microbatches, if these rather than the memory set the limit",
     )
 
 
 def check_memory(plan: Sequence[Choice], problem: Problem) -> StageSpans | None:
-    """Refuses a plan that does not fit the devices.
-
-    Returns:
-        The spans to recompute with which it fits, if the memory chooses them; else None.
+    """Raises an error if a plan does not fit the devices; returns the spans to recompute so that it
+    fits if the setting is ``auto``, else None.
     """
     if problem.memory is None:
         return None
@@ -288,8 +284,8 @@ def check_memory(plan: Sequence[Choice], problem: Problem) -> StageSpans | None:
     for number, (own, room) in enumerate(each):
         if room is not None and own > room_bytes(room):
             raise PlanError(
-                f"stage {number} keeps {own / MIB:,.0f} MiB on each device, but its smallest "
-                f"device has {room / MIB:,.0f} MiB",
+                f"stage {number} keeps {own / MIB:,.0f} MiB on each device, but one of them has "
+                f"only {room / MIB:,.0f} MiB",
                 remedy=f"use a smaller data.batch_size, or {_LOOKING}",
             )
     return None

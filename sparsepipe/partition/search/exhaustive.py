@@ -15,7 +15,7 @@ from sparsepipe.partition.memory import MemoryModel, fits
 from sparsepipe.partition.problem import equal_kinds, together
 
 MOST_PLANS = 200_000
-"""Most plans to try: about a minute on one core."""
+"""The most plans that are tried: about a minute on one core."""
 
 
 def exhaustive(
@@ -34,12 +34,12 @@ def exhaustive(
         pool: the devices, all of which are used.
         model: costs of stages and cuts.
         memory: bytes that stages keep; None: memory is not limited.
-        groups: for each plan to try, the devices of its stages; None: any devices.
-        more_s: extra seconds of each stage of a plan, infinite where it does not fit.
+        groups: for each plan to try, the devices of its stages by kind; None: all divisions.
+        more_s: gives seconds to add to each stage of a plan, infinite for one that does not fit.
     """
     if groups is None and (number := how_many(spans.num_layers, pool)) > MOST_PLANS:
         raise PlanError(
-            f"there are {number:,} plans to try, more than {MOST_PLANS:,}",
+            f"exhaustive would try {number:,} plans, but its limit is {MOST_PLANS:,}",
             remedy="use task.search=exact, which finds the same plan",
         )
     likes = equal_kinds(pool, spans) if groups is None else list(range(len(pool.kinds)))
@@ -90,7 +90,7 @@ def how_many(num_layers: int, pool: DevicePool) -> int:
 
 
 def plans(num_layers: int, groups: Iterable[Sequence[Counts]]) -> Iterator[list[Choice]]:
-    """Yields all plans whose stages have one of these groups of devices."""
+    """Yields all plans of ``num_layers`` layers whose stages have devices of one of ``groups``."""
     for counts in groups:
         for cuts in combinations(range(1, num_layers), len(counts) - 1):
             bounds = [0, *cuts, num_layers]
@@ -101,7 +101,7 @@ def plans(num_layers: int, groups: Iterable[Sequence[Counts]]) -> Iterator[list[
 
 
 def divisions(left: Counts) -> Iterator[list[Counts]]:
-    """Yields all ways to distribute all devices over stages that each have at least one."""
+    """Yields all ways to distribute the devices ``left`` over stages, each with at least one."""
     if not any(left):
         yield []
     for group in product(*(range(count + 1) for count in left)):

@@ -1,7 +1,7 @@
-"""The search space of plans: nodes are the devices used so far, and stages lead between them.
+"""The search space of plans: a node is the devices used so far; a stage leads from node to node.
 
-Shape suffixes: E stages that end at one node; K kinds of devices; H hosts; U numbers of devices
-that stages may have used; B those of them that a node's stages begin with.
+Shape suffixes: E stages that end at one node; K kinds of devices; H hosts; U sets of devices that
+stages so far may have used; B those sets among them with which a node's stages begin.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Transitions:
     """All stages that end at one node, E of them; arrays are in the order of their sources.
 
     Attributes:
-        sources_E: numbers of the nodes at which stages begin.
-        counts_EK: numbers of devices of a stage, by kind.
-        replicas_E: number of devices of a stage.
-        left_E: number of devices of a stage and of all later stages.
-        sync_E: bytes/s between the devices of a stage.
-        cut_E: bytes/s from the stage before.
+        sources_E: numbers of the nodes at which the stages begin.
+        counts_EK: numbers of devices of each stage, by kind.
+        replicas_E: number of devices of each stage.
+        left_E: number of devices of each stage and all later ones together.
+        sync_E: bytes/s of all-reduce between the devices of each stage.
+        cut_E: bytes/s of the transfer from the stage before.
     """
 
     sources_E: NDArray[np.intp]
@@ -46,7 +46,7 @@ class LatticeNode:
     Args:
         counts: number of these devices of each kind.
         host: number of the last stage's host if bandwidths differ, otherwise 0.
-        stage: number of these stages, up to the number that is distinguished.
+        stage: number of stages so far, up to the number that is distinguished.
     """
 
     counts: Counts
@@ -59,11 +59,11 @@ class Lattice:
 
     Args:
         pool: the devices.
-        counts: the devices that may be used when a stage ends, from none to all.
+        counts: the sets of devices, by kind, that may be used when a stage ends, from none to all.
         adjacent: whether a stage leads only from one of ``counts`` to the next larger one, so that
             the devices of each stage are given.
-        distinct_stages: number of first stages that are distinguished from each other and from
-            later ones.
+        distinct_stages: number of stages, from the first, that are distinguished from each other
+            and from later ones.
 
     Attributes:
         last: numbers of the nodes at which all devices are used.
@@ -120,7 +120,8 @@ class Lattice:
                 self.ways.append(self._ways(host, sources, groups_BK[here]))
 
     def _ways(self, host: int, sources_B: list[list[int]], groups_BK: Ints) -> Transitions:
-        """The stages with these groups of devices, one for each node at which they may begin.
+        """The stages on ``host`` with devices ``groups_BK``, one for each node where they may
+        begin.
 
         These nodes differ in the host of the stage before and in the number of stages so far.
         """
@@ -148,7 +149,7 @@ class Lattice:
 
 
 def prefixes(pool: DevicePool, order: Sequence[int]) -> list[Counts]:
-    """Counts of the first 0 to N devices of a list sorted by kind (Algorithm 1)."""
+    """Counts by kind of the first 0, 1, ... N devices of a list sorted by kind (Algorithm 1)."""
     used = [0] * len(pool.kinds)
     found = [tuple(used)]
     for kind in order:
@@ -159,14 +160,14 @@ def prefixes(pool: DevicePool, order: Sequence[int]) -> list[Counts]:
 
 
 def subsets(pool: DevicePool) -> list[Counts]:
-    """Counts of all subsets of the devices; devices of a kind are equal."""
+    """Counts by kind of all subsets of the devices; devices of one kind are interchangeable."""
     return list(product(*(range(count + 1) for count in pool.counts)))
 
 
 def stages_between_subsets(pool: DevicePool) -> int:
-    """How many stages a lattice of all subsets has; if bandwidths differ, an upper bound.
+    """Number of stages in a lattice of all subsets; an upper bound if bandwidths differ.
 
-    Each stage counts once for each host on which the stage before may be, if bandwidths differ.
+    Each stage then counts once for each host, or several, on which the stage before may be.
     """
     hosts = len({kind.host for kind in pool.kinds})
     from_any = prod(count + 1 for count in pool.counts)

@@ -1,21 +1,21 @@
-"""Which places of a model can be reached with which devices, within a bound on all times.
+"""Which cut positions of a model can be reached with which devices, within a bound on all times.
 
-In a chain of layers, the possible ends of a stage follow one another: a stage that begins at i may
-end at any later place up to the last j with ``W[j] <= W[i] + bound * m``, for each of its kinds,
-and up to the last one that its devices' memory allows. So a stage can end at j if any stage that
-begins before j may end at j or later.
+In a chain of layers, the possible ends of a stage follow one another: a stage on m devices that
+begins at i may end at any later position up to the last j with ``W[j] <= W[i] + bound * m``, for
+each of its kinds (``W``: see ``stage_costs.py``), and up to the last one that its devices' memory
+allows. So a stage can end at j if any stage that begins before j may end at j or later.
 
-Memory makes an exception of a few places: if an output that no layer saves is larger than what the
-next layers save, a stage that ends with it keeps more than a longer one. Such ends are tested for
-each begin.
+Memory makes a few exceptions: if an output that no layer saves is larger than what the next layers
+save, a stage that ends with it keeps more than a longer one. Such ends are tested for each
+beginning.
 
 Among plans with the same bottleneck (times that differ by a billionth count as equal), those with
 the fewest stages are better; among these, those whose second-worst stage takes less time; among
 these, the one whose text comes first, stage by stage.
 
-Shape suffixes: E stages that end at one node of the lattice; V nodes; I places a model can be cut
-at; P some of them, where stages begin; J places where they may end; R, C and M rows of sums, of
-stages and of memory (see ``stage_costs.py``); T rates of transfers.
+Shape suffixes: E stages that end at one node of the lattice; V nodes; I cut positions; P some of
+them, where stages begin; J positions where they may end; R, C and M rows of sums, of stages and of
+memory (see ``stage_costs.py``); T rates of transfers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ROUNDING = 1e-12
 
 
 class ChainReachability:
-    """Finds reachable places of a chain of layers: possible ends form a window, bar exceptions."""
+    """Finds reachable positions in a chain, where possible ends form a window, bar exceptions."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -75,7 +75,7 @@ class ChainReachability:
         self._bound_s = bound_s
 
     def _last_EI(self, node: int, ways: Ints | slice) -> Places:
-        """The last place where each stage may end, by its begin; nowhere if not after its begin."""
+        """Last possible end of each stage, by where it begins; not after its beginning: none."""
         costs = self._costs
         last_EI: Places = self._last_CI[costs.stages_E[node][ways]]
         if len(self._held_MI):
@@ -85,7 +85,7 @@ class ChainReachability:
         return last_EI
 
     def _ends_I(self, node: int, ways: Ints | slice, begin_VI: Bools) -> Bools:
-        """The places at which the stages ``ways`` to a node may end."""
+        """The positions at which the stages ``ways`` to a node may end if begun at ``begin_VI``."""
         begin_EI = begin_VI[self._costs.lattice.ways[node].sources_E[ways]]
         last_EI = self._last_EI(node, ways)
         last_EI *= begin_EI
@@ -97,7 +97,7 @@ class ChainReachability:
         return ends_I
 
     def _may_end_EP(self, node: int, ways: Ints | slice, end: int, begins: slice) -> Bools:
-        """Whether time and memory allow each stage to end at ``end``, by its begin."""
+        """Whether time and memory let each stage end at ``end``, by where it begins."""
         costs = self._costs
         held_MP = self._kept_MI[:, end, None] <= self._most_MI[:, begins]
         may_EP = self._last_CI[:, begins][costs.stages_E[node][ways]] >= end
@@ -106,7 +106,7 @@ class ChainReachability:
         return np.asarray(may_EP, dtype=np.bool_)
 
     def reached(self, bound_s: float) -> Bools:
-        """The places reached by any number of stages, by node."""
+        """The positions that any number of stages can reach within ``bound_s``, by node."""
         self._set(bound_s)
         reached_VI = np.zeros((len(self._costs.lattice.nodes), len(self._places_I)), dtype=np.bool_)
         reached_VI[0, 0] = True
@@ -115,7 +115,7 @@ class ChainReachability:
         return reached_VI
 
     def following(self, bound_s: float, begin_VI: Bools) -> Bools:
-        """The places reached from ``begin_VI`` by one more stage, by node."""
+        """The positions that one more stage can reach from ``begin_VI``, by node."""
         self._set(bound_s)
         some_V = np.asarray(begin_VI.any(axis=1), dtype=np.bool_)
         ends_VI = np.zeros_like(begin_VI)
@@ -126,7 +126,7 @@ class ChainReachability:
         return ends_VI
 
     def depart(self, node: int, bound_s: float, targets_I: Bools) -> Bools:
-        """The places at which each stage may begin that ends at one of ``targets_I``."""
+        """For each stage to ``node``, where it may begin so as to end at one of ``targets_I``."""
         self._set(bound_s)
         beyond = np.int32(len(targets_I))
         places_I = np.where(targets_I & ~self._alone_I, self._places_I, beyond)
@@ -144,7 +144,7 @@ def _last(sums_I: Floats, most_I: Floats) -> Places:
 
 
 class PairReachability:
-    """Finds reachable states of a branching graph, or places of a chain, by testing each pair."""
+    """Finds reachable states of a graph, or positions in a chain, by testing each pair of them."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -201,13 +201,13 @@ def reachability_of(costs: Costs) -> ChainReachability | PairReachability:
 
 
 MOST_AT_ONCE = 4_000_000
-"""Most pairs of a begin and an end whose times are in memory at a time."""
+"""The most pairs of a stage's beginning and end whose times are in memory at a time."""
 
 
 def best_of_ties(
     costs: Costs, windows: ChainReachability | PairReachability, bottleneck_s: float
 ) -> list[Choice]:
-    """The best of the plans with this bottleneck, which at least one plan must reach."""
+    """The best of the plans with this bottleneck, as the module describes; there must be one."""
     bound_s, lattice = bottleneck_s * (1 + EQUAL), costs.lattice
     # Places by node that 0, 1, ... stages reach and fewer do not, until a plan is whole: a plan of
     # fewest stages passes only such places, since a shorter way to one would make it shorter.
@@ -231,7 +231,7 @@ def best_of_ties(
 
 
 class _Remainder:
-    """The cost of the best remaining stages from each place of each node."""
+    """Worst and second-worst times of the best stages still to come, by node and position."""
 
     def __init__(self, costs: Costs, levels: list[Bools], bound_s: float) -> None:
         self._costs, self._levels, self._bound_s = costs, levels, bound_s
@@ -275,8 +275,8 @@ class _Remainder:
     def _options(
         self, level: int, node: int, place: int, spare: bool, limit_s: float
     ) -> Iterator[tuple[Choice, int, bool]]:
-        """Candidates for the stage that begins at ``place`` of ``node``: each with the node that it
-        leads to, and whether a later stage may still exceed ``limit_s``.
+        """Yields each possible stage that begins at position ``place`` of ``node``, with the node
+        that it leads to and whether a later stage may still exceed ``limit_s``.
         """
         after_VI = self._levels[level + 1]
         for after in np.flatnonzero(after_VI.any(axis=1)):

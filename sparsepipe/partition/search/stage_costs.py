@@ -2,7 +2,7 @@
 
 The time of a stage of m devices is the largest of ``(W[j] - W[i]) / m`` over its kinds, where ``W``
 is the running sum of compute and, for each byte of parameters, of the all-reduce. If stages
-recompute layers, the time is not a difference of sums, and each pair of a begin and an end is
+recompute layers, the time is not a difference of sums, and each pair of beginning and end is
 tested, as for branching graphs.
 
 In a synchronous pipeline, a stage keeps what its microbatches in flight need. Their sizes depend on
@@ -11,10 +11,10 @@ after another. A stage with more devices than microbatches is left out, since th
 it.
 
 Shape suffixes: E stages that end at one node of the lattice, or at any, one node after another; I
-places a model can be cut at; K kinds of devices; R rows of sums: kinds, numbers of replicas and
-bandwidths that occur together; C stages that cost the same: kinds, replicas and bandwidth; M
-numbers of minibatches in flight and of replicas, and room for them; T rates of transfers; P stages
-that begin at one place each; J places where they may end.
+cut positions; K kinds of devices; R rows of sums: kinds, numbers of replicas and bandwidths that
+occur together; C stages that cost the same: kinds, replicas and bandwidth; M classes of memory:
+minibatches in flight, replicas and limit; T rates of transfers; P stages that begin at one position
+each; J positions where they may end.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Costs:
         memory: bytes that stages keep; None: memory is not limited.
 
     Attributes:
-        sums_RI: W for each kind, number of replicas and bandwidth.
+        sums_RI: W for each kind, number of replicas and bandwidth, which make a row.
         rows: the row of ``sums_RI`` for a kind, a number of replicas and a bandwidth.
         rows_CK: rows of ``sums_RI`` for the kinds of a stage; for kinds that it does not have, the
             row of its first kind.
-        stages_E: for each node, which of the C stages each stage is.
-        rates_E: for each node, which of the T rates each stage's transfer has.
-        rooms_E: for each node, which of the M rooms each stage has; empty without limits.
+        stages_E: for each node, the number among C of each stage.
+        rates_E: for each node, the number among T of the rate of each stage's transfer.
+        rooms_E: for each node, the number among M of each stage; empty without limits.
         by_windows: whether, in a chain of layers, the possible ends of a stage follow one another,
             except those that memory excludes (see ``reachability.py``).
     """
@@ -117,7 +117,7 @@ class Costs:
     def times_s(
         self, node: int, ways_P: Ints, begins_P: Ints, ends_J: Ints, bound_s: float
     ) -> Floats:
-        """Times of stages that end at a node; infinite if not allowed or above ``bound_s``."""
+        """Seconds [P, J] of stages to ``node``; infinite if not allowed or above ``bound_s``."""
         begins_P1, ends_J = begins_P[:, None], ends_J[None, :]
         sums_PJ = np.full((len(begins_P), ends_J.shape[1]), -np.inf)
         for rows_P in self.rows_CK[self.stages_E[node][ways_P]].T:
@@ -139,7 +139,9 @@ class Costs:
         return np.where(allowed_PJ, times_PJ, np.inf)
 
     def kept(self, number: int) -> tuple[Floats, Floats, float]:
-        """Bytes by places of one of the M rooms, and the limit of their difference over a stage."""
+        """Two arrays [I] of bytes for the memory class ``number``, and a limit for the second where
+        a stage ends minus the first where it begins.
+        """
         assert self.memory is not None
         in_flight, replicas, room = self._rooms_M[number]
         each = self.memory.per_parameter_byte(in_flight, replicas=replicas)
@@ -149,7 +151,7 @@ class Costs:
 
 
 def distinct(columns: Sequence[NDArray[np.generic]]) -> tuple[Floats, Ints]:
-    """The distinct rows of a table given by columns, and the number of each row among them."""
+    """The distinct rows of a table given by columns, and for each row its index among them."""
     rows = np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
     found, numbers = np.unique(rows, axis=0, return_inverse=True)
     return found, np.asarray(numbers, dtype=np.intp).reshape(-1)
@@ -164,8 +166,8 @@ class SynchronousCosts(Costs):
         self._kept: list[tuple[Floats, Floats, float]] = []
 
     def of_readers(self, readers: int | None) -> SynchronousCosts:
-        """Costs for plans whose first stage has ``readers`` devices; None: any number, if memory
-        does not count.
+        """Costs for plans whose first stage has ``readers`` devices; None: any number, if memory is
+        not limited.
         """
         other = copy(self)
         replicas_E, left_E = (self._all(name).astype(np.intp) for name in ("replicas_E", "left_E"))
@@ -209,10 +211,9 @@ class SynchronousCosts(Costs):
 
 
 class RecomputingCosts(Costs):
-    """Costs of stages whose recomputation adds seconds that depend on begin and end.
+    """Costs of stages whose recomputation adds seconds that depend on where they begin and end.
 
-    Args:
-        readers: number of devices of the first stage; None: any number, if memory does not count.
+    ``readers``: number of devices of the first stage; None: any number.
     """
 
     by_windows = False
@@ -227,8 +228,8 @@ class RecomputingCosts(Costs):
         self._each = list(classes)
 
     def _numbers(self, ways: Transitions, classes: dict[StageClass, int]) -> Ints:
-        """The class number of each stage; -1 for a first stage without ``readers`` devices, a last
-        stage before all named ones, and one with too many devices.
+        """The class number of each stage; -1 if it cannot be chosen: a first stage without
+        ``readers`` devices, a last stage before all named ones, and one with too many devices.
         """
         found = []
         for way, source in enumerate(ways.sources_E.tolist()):
@@ -253,7 +254,7 @@ class RecomputingCosts(Costs):
     def times_s(
         self, node: int, ways_P: Ints, begins_P: Ints, ends_J: Ints, bound_s: float
     ) -> Floats:
-        """Times as in :class:`Costs`, with recomputed layers."""
+        """As :meth:`Costs.times_s`, with the seconds of recomputed layers."""
         times_PJ = super().times_s(node, ways_P, begins_P, ends_J, bound_s)
         classes_P = self._classes_E[node][ways_P]
         replicas_P = self.lattice.ways[node].replicas_E[ways_P]
@@ -271,10 +272,10 @@ class RecomputingCosts(Costs):
 def costs_by_readers(
     problem: Problem, lattice: Lattice, runs: RecomputationCosts
 ) -> Iterator[Costs]:
-    """Stage costs to search with, one after the other: for plans with each possible number of
-    first-stage devices, largest first, since memory depends on it.
+    """Yields stage costs to search with: for plans with each possible number of first-stage
+    devices, largest first, since memory depends on it.
 
-    If memory sets no limit, a single one covers all plans.
+    If any number is possible and memory sets no limit, one set of costs covers all plans.
     """
     assert problem.synchronous is not None
     if problem.synchronous.recomputes:

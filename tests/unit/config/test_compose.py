@@ -267,7 +267,7 @@ def test_more_devices_than_there_are(job) -> None:
 
 
 def test_several_devices_need_a_strategy(job) -> None:
-    with pytest.raises(ConfigError, match="without a strategy"):
+    with pytest.raises(ConfigError, match="no strategy is set"):
         job("parallel=single", "parallel.devices=2", "hardware.accelerator=cpu")
 
 

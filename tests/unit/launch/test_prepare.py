@@ -148,7 +148,7 @@ def test_a_plan_by_hand(plan: tuple[str, ...], most: int, stage: int) -> None:
 
     with pytest.raises(ConfigError) as refused:
         asked(most - 1)
-    told = f"{PARTS}={most - 1} are fewer than the {most} devices of stage {stage}"
+    told = f"{PARTS}={most - 1} is less than {most}, the number of devices of stage {stage}"
     assert refused.value.message.startswith(told)
     assert f"set {PARTS} to {most} or more" in refused.value.remedy
     assert asked(most) >= most
@@ -157,7 +157,7 @@ def test_a_plan_by_hand(plan: tuple[str, ...], most: int, stage: int) -> None:
 def test_a_plan_file(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(plan_on(["test/core/0", "test/core/1"]).to_json())
     given = (*ON, "parallel=gpipe", f"parallel.plan.file={tmp_path / 'plan.json'}")
-    with pytest.raises(ConfigError, match="fewer than the 2 devices of stage 0"):
+    with pytest.raises(ConfigError, match="less than 2, the number of devices of stage 0"):
         resolve_run(composed(*given, f"{PARTS}=1"))
     assert resolve_run(composed(*given, f"{PARTS}=2")).ranks == 2
 
@@ -167,7 +167,7 @@ def test_a_plan_that_a_search_has_found(tmp_path: Path) -> None:
     config = composed(*ON, "parallel=gpipe", f"{PARTS}=1", "parallel.search.search=mp")
     refuse_few_microbatches(resolved(config, directory=RunDir(tmp_path)))
     (tmp_path / "plan.json").write_text(plan_on([f"test/core/{n}" for n in range(8)]).to_json())
-    with pytest.raises(ConfigError, match=rf"^{PARTS}=1 are fewer than the 8 devices of stage 0"):
+    with pytest.raises(ConfigError, match=rf"^{PARTS}=1 is less than 8, the number of devices"):
         refuse_few_microbatches(resolved(config, directory=RunDir(tmp_path)))
 
 

@@ -57,9 +57,9 @@ def test_layers_in_words() -> None:
         ({"layers": [[4, 3]]}, "[4, 3]"),
         ({"layers": ["3"]}, "'3'"),
         ({"layers": [[1, 4], 4]}, "layer 4 is named twice"),
-        ({"stages": [1], "layers": [[0, 3]]}, "layer 2 is named twice, by stage 1"),
-        ({"layers": [[8, 11]]}, "layers 0 to 9, not 11"),
-        ({"stages": [0, 3]}, "stages 0 to 2"),
+        ({"stages": [1], "layers": [[0, 3]]}, "layer 2 is named twice, also by stage 1"),
+        ({"layers": [[8, 11]]}, "network is 9, not 11"),
+        ({"stages": [0, 3]}, "is 2, not 3"),
     ],
 )
 def test_a_refusal_names_the_value_and_has_a_remedy(setting: Any, named: str) -> None:

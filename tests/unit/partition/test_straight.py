@@ -30,7 +30,7 @@ def test_it_is_the_best_of_all_plans_of_single_devices(draw: object) -> None:
         fitting = [p for p in plans if fits(p, problem.spans, problem.pool, problem.memory)]
         outcomes.add((bool(plans), bool(fitting)))
         if not fitting:
-            with pytest.raises(PlanError, match="no plan fits" if plans else "do not make a stage"):
+            with pytest.raises(PlanError, match="no plan fits" if plans else "as many layers"):
                 straight(problem)
             continue
         least = min(

@@ -132,5 +132,5 @@ def test_what_does_not_fit_is_said_of_the_plan_file(tmp_path: Path) -> None:
         PlanError, match=r"mine\.json: the plan covers 3 layers, but the model has 4"
     ):
         read_plan_file(path).check(num_layers=4)
-    with pytest.raises(PlanError, match=r"^the plan has 2 stages"):
+    with pytest.raises(PlanError, match=r"^the plan 1-1 has 2 stages"):
         Division(config="1-1", cuts=None, balance="flops").check(num_layers=1)

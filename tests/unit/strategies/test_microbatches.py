@@ -339,8 +339,8 @@ def train_one_of(rank: int, case: Case) -> None:
 @pytest.mark.parametrize(
     ("recompute", "message"),
     [
-        ({"layers": [9]}, "has layers 0 to 8, not 9"),
-        ({"stages": [1, 2]}, r"has stages 0 to 1, not \[1, 2\]"),
+        ({"layers": [9]}, "last layer of the network is 8, not 9"),
+        ({"stages": [1, 2]}, r"last stage of the plan \(1-1\) is 1, not 2"),
     ],
 )
 def test_settings_that_do_not_suit_the_plan_are_refused_on_every_rank(

@@ -245,7 +245,7 @@ def test_no_error_about_what_was_kept_ends_a_run(
     run = resolved(config, directory=directory)
     with caplog.at_level("INFO"):
         assert kept_values(run) == {}
-    assert "the network has layers 0 to 3, not 9" in caplog.text
+    assert "the last layer of the network is 3, not 9" in caplog.text
     assert WORDS in caplog.text
 
 

@@ -112,7 +112,7 @@ def test_mp_takes_the_fastest_device_for_all(
         ((*PAPER, "task.order=by_price"), ConfigError, "by_price"),
         ((*PAPER, "task.search=exact", "task.order=by_speed"), ConfigError, "not use order"),
         ((*PAPER, "task.levels=true"), ConfigError, "hete_mp does not use levels"),
-        ((*PAPER, "task.search=exhaustive"), PlanError, "plans to try"),
+        ((*PAPER, "task.search=exhaustive"), PlanError, "exhaustive would try"),
         ((*PAPER, "task.bandwidth_bytes_per_s=0"), HardwareError, "0"),
         ((*PAPER, "task.reserved_bytes=12e9"), PlanError, "no plan fits"),
         ((*PAPER, "++task.profiles={TITAN V: nowhere.json}"), ProfileError, "nowhere.json"),
