@@ -144,7 +144,7 @@ def explain(
         number = cuts_s.index(max(cuts_s))
         limit = f"transfer from stage {number} to stage {number + 1}"
     dp_s = None
-    with suppress(PlanError):  # with whole batches and without recomputation
+    with suppress(PlanError):  # without microbatches and recomputation
         alone = dp(replace(problem, synchronous=None)).stages
         dp_s = plan_times(alone, spans, pool, problem.model)[0][0]
     return Explanation(

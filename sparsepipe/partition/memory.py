@@ -123,7 +123,7 @@ def fits(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatches:
-    """How a synchronous schedule cuts a minibatch.
+    """How a synchronous schedule cuts a minibatch into microbatches.
 
     Args:
         schedule: ``gpipe``, ``1f1b``, ``eager_1f1b`` or the dotted path of another schedule.

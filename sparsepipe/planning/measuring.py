@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _MESSAGES = {"sizes_bytes": [2**20, 2**23], "repeats": 5, "warmups": 1, "most_s": 1.0}
 """Settings of ``task=bandwidth``: messages as large as activations, timed briefly."""
 _WAIT_S = 7200.0
-"""Longest wait, in seconds, for another process that measures the same."""
+"""Longest wait, in seconds, for another process that measures the same; as for a data cache."""
 RunJob = Callable[..., RunDir]
 """Runs the job of a configuration; passed in by ``launch/``, which this package may not import."""
 _KEYS = {

@@ -85,7 +85,7 @@ def _forward(
     with slowed():
         for layer, build in zip(layers, builds, strict=True):
             value = detached(output)
-            given = copied(value)  # a layer that works in place must not overwrite a leaf
+            given = copied(value)  # an in-place layer must not overwrite a leaf
             with _memory(device) as used:
                 clock.mark()
                 with watching_kernel_maps(build.mark):

@@ -109,7 +109,7 @@ class Updates:
         self._updates_s: list[float] = []
 
     def take(self, *, counts: bool = True) -> None:
-        """Times a copy, then an update with zero gradients.
+        """Times a copy of the parameters, then an update with zero gradients.
 
         The first call allocates memory for copies and the optimizer's state: ``counts`` should be
         False for it, so that its times are dropped.

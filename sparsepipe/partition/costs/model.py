@@ -31,7 +31,7 @@ class CostModel:
 
     Args:
         name: name in tables and plan files.
-        sync: how often a parameter byte counts in an all-reduce of m replicas, times m - 1.
+        sync: f, where a parameter byte counts f (m - 1) times in the all-reduce of m replicas.
         sync_is_shared: whether these bytes are divided by m.
         cut: how often an activation byte counts in a transfer: 2 if its gradient is sent back.
         cut_is_shared: whether the receiving replicas share the transfer.

@@ -130,7 +130,7 @@ class ChainReachability:
         self._set(bound_s)
         beyond = np.int32(len(targets_I))
         places_I = np.where(targets_I & ~self._alone_I, self._places_I, beyond)
-        next_I = np.full_like(self._places_I, beyond)  # the next of them after a place
+        next_I = np.full_like(self._places_I, beyond)  # the next of them after a position
         next_I[:-1] = np.minimum.accumulate(places_I[:0:-1])[::-1]
         may_EI = np.asarray(next_I <= self._last_EI(node, slice(None)), dtype=np.bool_)
         for end, begins in self._exceptions:
@@ -157,7 +157,7 @@ class PairReachability:
 
     def _ends_I(self, node: int, bound_s: float, begin_VI: Bools) -> Bools:
         costs, ends_I = self._costs, np.zeros(len(self._places_I), dtype=np.bool_)
-        # The stages of fewest devices first: they lead furthest, and few places are left to others.
+        # The stages of fewest devices first: they lead furthest, and leave few positions to others.
         for way in reversed(range(len(costs.lattice.ways[node].sources_E))):
             source = costs.lattice.ways[node].sources_E[way]
             begins, ends = np.flatnonzero(begin_VI[source]), np.flatnonzero(~ends_I)
@@ -209,15 +209,15 @@ def best_of_ties(
 ) -> list[Choice]:
     """The best of the plans with this bottleneck, as the module describes; there must be one."""
     bound_s, lattice = bottleneck_s * (1 + EQUAL), costs.lattice
-    # Places by node that 0, 1, ... stages reach and fewer do not, until a plan is whole: a plan of
-    # fewest stages passes only such places, since a shorter way to one would make it shorter.
+    # Positions by node that 0, 1, ... stages reach and fewer do not, until a plan is found: a plan
+    # of fewest stages passes only these, since fewer stages up to one would make it shorter.
     begin_VI = np.zeros((len(lattice.nodes), costs.spans.num_layers + 1), dtype=np.bool_)
     begin_VI[0, 0] = True
     levels, before_VI = [begin_VI], begin_VI.copy()
     while not levels[-1][lattice.last, -1].any():
         levels.append(windows.following(bound_s, levels[-1]) & ~before_VI)
         before_VI |= levels[-1]
-    # Among these, the places from which a plan with this number of stages can be completed.
+    # Among these, the positions from which a plan with this number of stages can be completed.
     targets_VI = np.zeros_like(levels[-1])
     targets_VI[lattice.last, -1] = levels[-1][lattice.last, -1]
     live = [targets_VI]
@@ -235,7 +235,7 @@ class _Remainder:
 
     def __init__(self, costs: Costs, levels: list[Bools], bound_s: float) -> None:
         self._costs, self._levels, self._bound_s = costs, levels, bound_s
-        # A place is reached with one number of stages only.
+        # A position is reached with one number of stages only.
         self._worst_VI = np.full(levels[0].shape, np.inf)
         self._second_VI = np.full(levels[0].shape, np.inf)
         self._worst_VI[levels[-1]] = self._second_VI[levels[-1]] = 0.0
