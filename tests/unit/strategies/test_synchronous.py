@@ -172,7 +172,7 @@ def test_a_batch_that_cannot_be_cut_is_refused() -> None:
 REFUSED: dict[str, Callable[[], Any]] = {
     "unknown synchronous schedule 'naive'": lambda: SynchronousPipelineStrategy(schedule="naive"),  # type: ignore[arg-type]
     "microbatches=0 is not a valid number": lambda: SynchronousPipelineStrategy(microbatches=0),
-    "fewer than the 3 devices of stage 1": lambda: spans(2),
+    "less than 3, the number of devices of stage 1": lambda: spans(2),
 }
 
 
