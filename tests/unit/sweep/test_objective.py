@@ -99,7 +99,7 @@ def test_a_job_without_its_value_has_failed_and_its_run_is_done(
     (record,) = records_of(tmp_path / "sweep")
     assert (record.status, record.run, record.value, record.exit_code) == ("failed", None, None, 2)
     assert "(nearest: 'bottleneck_s')" in (record.error or "")
-    assert "\n  remedy: name one of its keys" in (record.error or "")
+    assert "\n  remedy: set objective to one of its keys" in (record.error or "")
     (done,) = tmp_path.glob("outputs/tiny/*/DONE.json")
     again = swept(*PLANS, "objective=bottleneck_s")
     assert again.before, "the remedy costs nothing"
