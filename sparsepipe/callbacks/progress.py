@@ -88,7 +88,7 @@ class Throughput(pl.Callback):
 
 
 def batch_size_of(batch: Any) -> int:
-    """Returns the number of shapes in a batch (over all domains): of labels, else by a tensor."""
+    """Returns the number of labels in a batch, over all domains, or else of rows of a tensor."""
     if isinstance(batch, Tensor):
         return len(batch)
     if isinstance(batch, Mapping):

@@ -133,7 +133,7 @@ def _run_here(run: ResolvedRun, *, alone: bool) -> None:
 
 
 def _launch(run: ResolvedRun) -> None:
-    """Starts a process for each rank, and all again after each of ``max_restarts`` failures."""
+    """Starts a process per rank; restarts all after a failure, at most ``max_restarts`` times."""
     # A task with one rank may measure with the threads that a rank of several has.
     threads = max(1, usable_cores() // run.task.processes(run))
     division = run.division

@@ -181,7 +181,7 @@ class Simulate(Task):
         *,
         schedule: str,
     ) -> Comparison:
-        """Prepares simulations of a plan, and of data parallelism on all devices to compare it."""
+        """Prepares simulations of a plan and, to compare it, of data parallelism on all devices."""
         parallel, is_dp = spec.parallel, spec.parallel.is_data_parallel
         if is_dp and schedule != "asynchronous":
             raise ConfigError(
