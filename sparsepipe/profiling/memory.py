@@ -143,7 +143,7 @@ def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[f
 
 
 def _received(value: Any) -> Any:
-    """A copy of the value without kernel maps, whose tensors layers may overwrite: no leaves."""
+    """A copy without kernel maps; layers may overwrite its tensors, since these are not leaves."""
     return pytree.tree_map_only(
         Tensor, lambda leaf: leaf.detach().requires_grad_(leaf.requires_grad).clone(), value
     )

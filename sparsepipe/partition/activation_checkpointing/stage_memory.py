@@ -76,7 +76,7 @@ class StageCost:
 
     @classmethod
     def worst(cls, costs: Sequence[StageCost]) -> StageCost:
-        """Combines costs of one stage on several devices: the highest for each layer."""
+        """Combines costs of a stage on several devices: the highest times and bytes by layer."""
         names = [field.name for field in fields(LayerCost)]
         return cls(
             layers=tuple(

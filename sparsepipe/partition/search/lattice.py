@@ -1,4 +1,4 @@
-"""The search space of plans: a node is the devices used so far; a stage leads from node to node.
+"""The search space of plans: a node is a set of devices used so far; stages lead between nodes.
 
 Shape suffixes: E stages that end at one node; K kinds of devices; H hosts; U sets of devices that
 stages so far may have used; B those sets among them with which a node's stages begin.

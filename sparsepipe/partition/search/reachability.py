@@ -38,7 +38,7 @@ _ROUNDING = 1e-12
 
 
 class ChainReachability:
-    """Finds reachable positions in a chain, where possible ends form a window, bar exceptions."""
+    """Finds reachable positions in a chain, where a stage's ends form a window with exceptions."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -75,7 +75,7 @@ class ChainReachability:
         self._bound_s = bound_s
 
     def _last_EI(self, node: int, ways: Ints | slice) -> Places:
-        """Last possible end of each stage, by where it begins; not after its beginning: none."""
+        """Last possible end of each stage, by where it begins; one not after that means none."""
         costs = self._costs
         last_EI: Places = self._last_CI[costs.stages_E[node][ways]]
         if len(self._held_MI):
