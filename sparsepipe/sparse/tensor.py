@@ -26,7 +26,7 @@ class SparseTensor:
         spatial_shape: extent of the grid at this level; None: the largest coordinate plus one.
         batch_size: number of samples; None: the largest batch index plus one, whose computation
             waits for the device and cannot detect a batch-last order of columns.
-        cache: data derived from exactly these coordinates, shared between tensors; None: no data.
+        cache: data derived from exactly these coordinates, shared between tensors; None: none yet.
 
     Raises:
         CoordinateError: a shape, dtype or device is wrong. Coordinates that are out of range or
@@ -119,7 +119,7 @@ class SparseTensor:
         return _rebuild(feats, coords, self._context(), cache)
 
     def pin_memory(self) -> SparseTensor:
-        """Returns a copy in page-locked memory; a data loader's pinning thread calls it."""
+        """Returns a copy in page-locked memory, as data loaders with ``pin_memory`` request it."""
         return _rebuild(self.feats.pin_memory(), self.coords.pin_memory(), self._context(), None)
 
     def detach(self) -> SparseTensor:
@@ -138,7 +138,7 @@ class SparseTensor:
 
     @classmethod
     def from_dense(cls, dense_BCXYZ: Tensor) -> SparseTensor:
-        """Builds a tensor of the sites where any channel is nonzero, in lexicographic order."""
+        """Builds a tensor with the sites at which a channel is not 0, in lexicographic order."""
         if dense_BCXYZ.dim() != 5:
             raise CoordinateError(
                 f"a dense grid of shape {tuple(dense_BCXYZ.shape)} does not have 5 dimensions",

@@ -114,21 +114,21 @@ def is_amount(value: Any) -> bool:
 
 
 def amount(value: Any, place: str) -> float:
-    """Returns a number from 0 to :data:`LARGEST`; otherwise a ValueError names ``place``."""
+    """Checks for a number from 0 to :data:`LARGEST`, returns it; a ValueError names ``place``."""
     if not is_amount(value):
         raise ValueError(f"{place} is {shown(value)}, not a number from 0 to {LARGEST:g}")
     return float(value)
 
 
 def whole(value: Any, place: str) -> int:
-    """Returns an int from 0 to :data:`LARGEST`; otherwise a ValueError names ``place``."""
+    """Checks for an int from 0 to :data:`LARGEST`, returns it; a ValueError names ``place``."""
     if not (is_amount(value) and isinstance(value, int)):
         raise ValueError(f"{place} is {shown(value)}, not a whole number from 0 to {LARGEST:g}")
     return value
 
 
 def name(value: Any, place: str) -> str:
-    """Returns text that UTF-8 can encode; otherwise a ValueError names ``place``."""
+    """Checks for text that UTF-8 can encode, returns it; a ValueError names ``place``."""
     if not isinstance(value, str):
         raise ValueError(f"{place} is {shown(value)}, not text; put names in quotes")
     try:
@@ -139,14 +139,14 @@ def name(value: Any, place: str) -> str:
 
 
 def listing(value: Any, place: str) -> list[Any]:
-    """Returns a list; otherwise a ValueError names ``place``."""
+    """Checks for a list, returns it; a ValueError names ``place``."""
     if not isinstance(value, list):
         raise ValueError(f"{place} is {shown(value)}, not a list")
     return value
 
 
 def mapping(value: Any, place: str) -> Mapping[str, Any]:
-    """Returns a mapping with keys as for :func:`name`; otherwise a ValueError names ``place``."""
+    """Checks for a mapping whose keys are text, returns it; a ValueError names ``place``."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{place} is {shown(value)}, not a mapping")
     for key in value:

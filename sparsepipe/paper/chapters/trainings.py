@@ -113,7 +113,7 @@ def source_of(row: Row) -> str:
 
 
 def data_text(source: str, points: int | None) -> str:
-    """Text such as ``generated shapes, 4,096 points``, for the class name of a source."""
+    """Text such as ``generated shapes, 4,096 points``; ``source``: class name; None: all points."""
     number = "all their points" if points is None else f"{points:,} points"
     return f"{_DATA.get(source, source)}, {number}"
 
@@ -248,7 +248,7 @@ def batch_searches(rows: Sequence[Row]) -> BatchSearches | None:
 
 
 def batch_ratio(ours: BatchSearches, base: BatchSearches, *, of: str) -> Ours:
-    """The largest batch of ``ours`` over that of ``base``, named ``of``; else a bound or words."""
+    """Largest batch of ``ours`` over that of ``base``, called ``of``; else a bound or words."""
     runs = (*ours.runs, *base.runs)
     if not base.least:
         return words("no ratio", runs, f"no ratio: not one shape of {of} was seen to fit")
