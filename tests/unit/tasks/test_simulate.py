@@ -162,7 +162,7 @@ def test_a_plan_file_runs_on_the_devices_that_it_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "error", "message", "remedy"),
     [
-        (PAPER, ConfigError, "one device to simulate", "parallel=dp"),
+        (PAPER, ConfigError, "nothing to simulate", "parallel=dp"),
         (
             (*PAPER, "parallel=dp", "task.schedule=gpipe"),
             ConfigError,
