@@ -30,9 +30,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator[Layout]:
-    """Emulates hosts as network namespaces of this machine within a block, and yields their layout.
+    """Emulates the hosts as network namespaces of this machine for a block; yields their layout.
 
-    First removes the namespaces and processes that killed emulations left behind.
+    First removes what killed emulations left behind. Links are ``time_scale`` times slower.
 
     Raises:
         NotPermitted: this process may not make namespaces.
@@ -70,7 +70,7 @@ def clear() -> None:
 
 
 def remove_leftovers() -> None:
-    """Removes namespaces and interfaces of clusters whose process has ended."""
+    """Removes namespaces, with their processes, and interfaces of clusters whose process ended."""
     namespaces, cables = _left_over()
     if namespaces or cables:
         names = ", ".join((*namespaces, *cables))
@@ -114,7 +114,7 @@ def _warn_of(names: Sequence[str], why: str) -> None:
 
 @contextmanager
 def _administering() -> Iterator[None]:
-    """Locks this machine's emulated clusters and delays signals that would end the block."""
+    """Locks out other emulations on this machine; delays signals that would end the block."""
     if not machine.may_administer():
         raise machine.NotPermitted(
             "this process may not make network namespaces",

@@ -28,7 +28,7 @@ _LOOPBACK = "or set hardware.network=loopback, which limits no link"
 
 
 class NotPermitted(HardwareError):
-    """This process may not make network namespaces."""
+    """Raised if this process may not make or change network namespaces."""
 
 
 def may_administer() -> bool:
@@ -116,7 +116,7 @@ def living_in(namespace: str) -> list[int]:
 
 
 def end_processes(of: Collection[str]) -> list[int]:
-    """Kills all processes in the namespaces ``of`` except this one; returns ids that remain."""
+    """Kills all processes in namespaces ``of`` but this one; returns ids of those still alive."""
     handles: dict[int, int] = {}
     try:
         for namespace in of:

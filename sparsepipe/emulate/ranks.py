@@ -20,7 +20,7 @@ _CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 
 def announce_hosts(layout: Layout, hosts: Sequence[str]) -> AbstractContextManager[None]:
-    """Passes the layout and each rank's host to ranks of the block, for :func:`enter_host`."""
+    """Passes the layout and each rank's host to ranks started in the block (:func:`enter_host`)."""
     text = json.dumps({"layout": asdict(layout), "hosts": list(hosts)})
     # Torch would warn on each rank that the launcher's address has no name.
     quiet = {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}

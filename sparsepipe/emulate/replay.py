@@ -104,7 +104,7 @@ class ReplayLayer(nn.Module):
         self.register_parameter("weight_p", weight)
 
     def forward(self, value_n: Tensor) -> Tensor:
-        """Returns this layer's output, float32 [n] or [r, c], for an input of any size."""
+        """Returns the output, float32 [n] or [r, c], for any input; in training after a pause."""
         if not self.training:
             return self.output(value_n)
         found: Tensor = _Replay.apply(value_n, self.weight_p, self)  # type: ignore[no-untyped-call]

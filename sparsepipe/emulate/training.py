@@ -153,7 +153,7 @@ def rates(
 
 
 def steady_part(steps: int, *, ahead: int) -> tuple[int, int]:
-    """Indices of the steps between whose ends an epoch is steady, by :func:`steady_rounds`."""
+    """Indices of the steps between whose ends an epoch is steady; a ConfigError without any."""
     found = steady_rounds(steps, ahead=ahead)
     if found is None:
         least = max(5, ahead + 4)

@@ -97,7 +97,7 @@ class RecomputedSpan:
     def _recording(self, kept: Sequence[Tensor], drawn: dict[Any, Any]) -> Iterator[None]:
         """Context of the first run; stores in ``drawn`` the states of generators before its draws.
 
-        ``kept``: tensors of the input. A ConfigError if a second run would compute other values.
+        ``kept``: tensors of the input. A ConfigError if a second run would compute something else.
         """
         versions = [tensor._version for tensor in kept]
         buffers = [

@@ -27,7 +27,7 @@ _PEAKS: dict[Mode, Callable[[Tally], int]] = {
     Mode.SPECTRAIN: lambda tally: tally.predicted,
     Mode.NONE: lambda tally: 1,
 }
-"""By mode: the largest number of weight sets that a rank has in use at a time, by the schedule."""
+"""By mode: the largest number of weight sets in use at a time on the rank whose tally is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,10 @@ class Segment:
     """Record of what a rank ran between two drains.
 
     Attributes:
-        minibatches: number of minibatches that entered the pipeline, numbered from 0.
-        version_of_forward: weight version of each forward on this rank, by minibatch number.
+        minibatches: number of minibatches that entered the pipeline, on all ranks of stage 0.
+        version_of_forward: weight version of each forward here, by minibatch, from 0 per segment.
         version_of_backward: the same for each backward.
-        peak_versions: largest number of weight sets in use at a time.
+        peak_versions: largest number of weight sets in use at a time, with the parameters' own.
     """
 
     minibatches: int
@@ -54,7 +54,7 @@ class AsynchronousWorker(StageWorker[Events]):
         weights: the weights of the rank's stage; None: the worker only evaluates.
 
     Attributes:
-        segments: a record for each drain so far; None, the default: nothing is recorded.
+        segments: a record for each drain so far; None, the default: none, until set to a list.
     """
 
     def __init__(self, *, weights: Weights | None, **common: Any) -> None:

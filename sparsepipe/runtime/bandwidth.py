@@ -53,7 +53,7 @@ class TimingBudget:
                 return counted
 
     def within(self, once_s: float) -> tuple[int, int]:
-        """(warm-ups, repeats) of ``once_s`` seconds that fit in ``most_s``; at least one repeat."""
+        """(warm-ups, repeats) that fit in ``most_s`` at ``once_s`` each; at least one repeat."""
         room = max(1, int(self.most_s / max(once_s, 1e-9)))
         warmups = min(self.warmups, room - 1)
         return warmups, min(self.repeats, room - warmups)
@@ -77,7 +77,7 @@ class Benchmark:
 
     @contextmanager
     def turn(self, what: str) -> Iterator[None]:
-        """Context of measurement ``what`` on some of the ranks, whose end all ranks wait for."""
+        """Context of the measurement ``what``, made by some of the ranks; all wait for its end."""
         try:
             yield
             with collective(f"waiting for the end of {what}", self._everyone):
@@ -92,7 +92,7 @@ class Benchmark:
             torch.cuda.synchronize(self.device)
 
     def close(self) -> None:
-        """Closes the connections that only measurements need; a collective."""
+        """Closes the connections through which all ranks wait in :meth:`turn`; a collective."""
         dist.destroy_process_group(self._everyone)
 
 
@@ -117,14 +117,14 @@ class MessageTime:
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes per second from ``source`` to ``target`` and, if ``both_ways``, also back."""
+        """Bytes per second from ``source`` to ``target``; if ``both_ways``, as many return."""
         return self.size_bytes / self.seconds
 
 
 def pairs_of(hosts: Sequence[int], *, all_up_to: int) -> list[tuple[int, int]]:
     """Pairs of ranks to measure, given each rank's host number.
 
-    With up to ``all_up_to`` ranks, all; else one inside each host and one between every two hosts.
+    All pairs of up to ``all_up_to`` ranks; else one inside each host, one between every two hosts.
     """
     if len(hosts) <= all_up_to:
         return list(combinations(range(len(hosts)), 2))
@@ -177,7 +177,7 @@ class _Pair:
         )
 
     def time(self, source: int, size_bytes: int, *, both_ways: bool) -> list[MessageTime]:
-        """Times a message; ``source`` returns the time, but keeps that of 0 bytes as latency."""
+        """Times a message; returns [time] on ``source``, else []. 0 bytes only set the latency."""
         if self._other < 0:
             return []
         leads = self._me == source
@@ -245,7 +245,7 @@ class ReductionTime:
     Attributes:
         how: ``all_reduce`` is torch's, as in data parallelism; ``replicas`` is the ordered sum with
             which the replicas of a stage average gradients.
-        seconds: median time of a sum, measured on the first of ``ranks``.
+        seconds: median time of ``repeats`` sums, measured on the first of ``ranks``.
     """
 
     ranks: tuple[int, ...]
@@ -256,7 +256,7 @@ class ReductionTime:
 
 
 def groups_of(hosts: Sequence[int]) -> list[tuple[int, ...]]:
-    """Groups to measure, given each rank's host number: all, and those of hosts with several."""
+    """Groups to measure, given each rank's host number: all ranks; each host's, if several."""
     everyone = tuple(range(len(hosts)))
     inside = [tuple(r for r in everyone if hosts[r] == host) for host in sorted({*hosts})]
     return list(dict.fromkeys([everyone, *(ranks for ranks in inside if len(ranks) > 1)]))
@@ -314,7 +314,7 @@ def _reduction_times_s(benchmark: Benchmark, made: Any, how: How, length: int) -
         return time.perf_counter() - start_s
 
     def slowest_s(own_s: float) -> float:
-        """The longest ``own_s`` of all ranks, so that all repeat equally often."""
+        """The longest ``own_s`` in the group, so that all its ranks repeat equally often."""
         place = "cpu" if dist.get_backend(made) == "gloo" else device
         found_s = torch.tensor([own_s], dtype=torch.float64, device=place)
         dist.all_reduce(found_s, op=dist.ReduceOp.MAX, group=made)

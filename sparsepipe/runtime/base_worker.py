@@ -134,7 +134,7 @@ class StageMessages:
         *,
         meta: Mapping[str, Any] | None = None,
     ) -> None:
-        """Sends a message to the rank of ``stage`` that handles ``minibatch``; a grid sends one."""
+        """Sends a message to the rank of ``stage`` that handles ``minibatch``; in a grid, once."""
         if not self.leads:
             return
         message = Message(minibatch=self.first + minibatch, meta=meta or {}, tree=tree)
@@ -219,10 +219,10 @@ class StageWorker(ABC, Generic[_Events]):
         """Finishes all minibatches under way; then replicas average ``buffers``."""
 
     def evaluate(self, batch: Any, *, count: int, replies: bool = False) -> list[tuple[int, Any]]:
-        """Sends one round of ``count`` minibatches forward.
+        """Sends a round of ``count`` minibatches forward; ``batch``: the one that this rank reads.
 
-        Returns (number, logs) of each minibatch that this rank handles in the last stage. With
-        ``replies``, (number, result), also on the rank that read the batch, which waits for it.
+        Returns (number, logs) of those that this rank handles in the last stage, numbered from 0 in
+        each loader. With ``replies``, (number, result), also on the rank that read it, which waits.
         """
         assert not self.rounds, "evaluation begins when the pipeline is empty"
         self._messages.begin(0, held_back=True)

@@ -31,7 +31,7 @@ class Moments:
     In double precision. Shapes: C channels, P parts of the values.
 
     Args:
-        count: values per channel: samples times pixels or voxels; rows of a sparse tensor.
+        count: number of values per channel: samples times pixels or voxels, or sparse rows.
         mean_C: mean of the values; zero if there are none.
         squares_C: sum of the values' squared deviations from the mean.
     """
@@ -124,8 +124,8 @@ class MinibatchNorms:
 
     Args:
         norms: norms by name that passed :func:`check_norms`, in the same order on all replicas.
-        of_others: norms by name, outside of the layers, that this rank has but another stage owns;
-            a step that calls one of them here is refused.
+        of_others: norms by name, outside of the layers, whose running statistics another stage
+            keeps; a step that calls one of them here gets a ConfigError.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class MinibatchNorms:
 
 
 def _refuse(input: Any, *, name: str, norm: _BatchNorm, mode: NormMode) -> Any:
-    """Replaces the forward of a norm whose running statistics belong to another stage."""
+    """Replaces the forward of a norm whose statistics another stage keeps; raises in training."""
     if norm.training and norm.track_running_stats:
         raise ConfigError(
             f"{name} ({type(norm).__name__}) runs before the layers, on the first stage and again "

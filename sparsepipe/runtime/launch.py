@@ -108,7 +108,7 @@ def _run_ranks(
 ) -> dict[int, int]:
     """Runs the ranks; returns exit codes by rank, in the order in which the ranks ended.
 
-    After a failure or a signal, the others get a signal; those that must be killed are left out.
+    After a failure or a signal, the rest get a signal; ranks that must be killed are left out.
     """
     found: dict[int, int] = {}
     processes: list[subprocess.Popen[bytes]] = []
@@ -149,7 +149,7 @@ def _run_ranks(
 
 @contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """Context that yields a list for the first signal; a second one ends this process."""
+    """Context that yields a list, to which it adds the first signal; a second ends this process."""
     received: list[int] = []
 
     def note(signum: int, frame: object) -> None:
@@ -192,7 +192,7 @@ def run_with_restarts(start: Callable[[], None], *, max_restarts: int) -> None:
 def environment_variables(
     values: Mapping[str, str], *, restored: tuple[str, ...] = ()
 ) -> Iterator[None]:
-    """Sets environment variables while the block runs; then restores these and ``restored``."""
+    """Sets environment variables for the block; then restores them and those in ``restored``."""
     before = {name: os.environ.get(name) for name in (*values, *restored)}
     os.environ.update(values)
     try:

@@ -43,7 +43,7 @@ def split(batch: Any, parts: int) -> list[BatchPart]:
     Tensors and numpy arrays are cut along their first dimension, without a copy; sparse tensors by
     batch index, which counts from 0 in each part; lists and tuples without tensors, such as names,
     if they have an entry for each sample. Numbers, text, None and tensors without dimensions go
-    into every part. A single part is the batch itself, as one sample if their number is unknown.
+    into every part. A single part is the batch itself, counted as one sample if that is unknown.
 
     Raises:
         ConfigError: with several parts, if tensors differ in their numbers of samples, none has
@@ -97,8 +97,8 @@ def _cut(
 ) -> Any:
     """The samples of a batch's leaf from number ``first`` up to, but not including, ``last``.
 
-    ``sites``: rows and coordinates in this part, by the id of the batch's coordinates, so that
-    sparse tensors on the same sites still share them.
+    ``sites``: this part's row indices and coordinates, by the id of the batch's coordinates, so
+    that sparse tensors on the same sites still share them.
     """
     if isinstance(leaf, SparseTensor):
         if id(leaf.coords) not in sites:

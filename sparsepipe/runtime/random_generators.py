@@ -1,7 +1,7 @@
 """Random generators that layers may draw from, their states, and seeds for each layer.
 
 Supported are the global generators of torch, numpy and Python, and generators that are attributes
-of a module; not those in lists, in other objects or in global variables of a file.
+of an ``nn.Module``; not those in lists, in other objects or in global variables of a file.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class KeyedRandomness:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Context for calls of :meth:`key`, at whose end torch's generators are restored."""
+        """Context for calls of :meth:`key`; at its end it restores torch's generators."""
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             yield
 
     def key(self, *, minibatch: int, layer: int) -> None:
-        """Seeds torch's generators for layer number ``layer`` in ``minibatch`` of the whole run."""
+        """Seeds torch's generators for the layer with this index and a minibatch of the run."""
         text = f"{self.seed} {minibatch} {layer}".encode()
         seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
         torch.default_generator.manual_seed(seed)
@@ -60,7 +60,7 @@ class KeyedRandomness:
 
 
 def is_generator(value: Any) -> bool:
-    """Whether a value is a generator whose state can be read and set."""
+    """Whether a value is a random generator whose state can be read and set."""
     kind = type(value)
     if kind not in _are_generators:
         settable = issubclass(kind, _KINDS) and not issubclass(kind, random.SystemRandom)
@@ -69,12 +69,12 @@ def is_generator(value: Any) -> bool:
 
 
 def states_of(generators: Mapping[Any, Generator]) -> dict[Any, Any]:
-    """Copies of the generators' states, by the same names."""
+    """Returns copies of the generators' states, under the same keys."""
     return {name: _state_of(generator) for name, generator in generators.items()}
 
 
 def states_before_draws(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Those states in ``before`` that differ from the ones in ``after`` or are missing there."""
+    """The states in ``before`` that have changed by ``after``, or whose keys are missing there."""
     return {
         name: state
         for name, state in before.items()
@@ -83,7 +83,7 @@ def states_before_draws(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> 
 
 
 def swap_states(states: Iterable[tuple[Generator, Any]]) -> FormerStates:
-    """Sets the states of generators; returns the states that these replace."""
+    """Sets the states of generators; returns the previous ones, in the same order."""
     chosen = list(states)
     replaced = [(generator, _state_of(generator)) for generator, _ in chosen]
     set_states(chosen)
@@ -102,7 +102,7 @@ def set_states(states: Iterable[tuple[Generator, Any]]) -> None:
 
 @contextmanager
 def states_preserved(generators: Iterable[Generator]) -> Iterator[None]:
-    """Context at whose end the states of generators are restored."""
+    """Context that restores the present states of generators at its end."""
     states = [(generator, _state_of(generator)) for generator in generators]
     try:
         yield

@@ -36,7 +36,7 @@ class Recorder:
 
     Args:
         rank: the recorded rank.
-        skipped: number of minibatches that this process runs before those.
+        skipped: number of minibatches, on all ranks together, that this process runs first.
         count: number of minibatches to record, on all ranks together.
         finish: waits for a GPU's kernels after a computation has returned; None: no GPU.
         clock: returns monotonic time in seconds.
@@ -65,7 +65,7 @@ class Recorder:
     _computed: list[float] = field(default_factory=list)
 
     def begin(self, number: int) -> None:
-        """Notes that minibatch ``number`` of the whole run enters the pipeline."""
+        """Notes that minibatch ``number`` of the whole run enters; only the first call counts."""
         if self._first is None:
             self._first = number + self.skipped
 

@@ -79,7 +79,7 @@ memory beyond their own bytes."""
 
 
 def _description(value: Any) -> tuple[Any, ...]:
-    """The key of a function in :data:`_MAKERS`, and its arguments, which are pickled in turn."""
+    """Describes a value: a key of :data:`_MAKERS`, and arguments, which are pickled in turn."""
     kind = type(value)
     named = kind.__module__, kind.__qualname__  # of a class that the reader must know
     reductions = [name for name, function in _REDUCTIONS.items() if value is function]
@@ -227,7 +227,7 @@ class _CarefulReader(pickle._Unpickler):
 
 
 def read(data: bytes | memoryview, tensors: Sequence[Tensor] = ()) -> Any:
-    """Returns the value that a :class:`Pickler` wrote; its tensors are indices into ``tensors``.
+    """Returns the value that a :class:`Pickler` wrote, with entries of ``tensors`` for indices.
 
     Raises:
         UnreadableMessage: the pickle does anything other than build values.

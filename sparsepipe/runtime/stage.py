@@ -25,7 +25,7 @@ Step = Callable[[Callable[[Any], Any]], tuple[Tensor, Any]]
 """The step of a single stage: the same, but it also computes the layers' input, with which it calls
 its argument."""
 Around = Callable[[Callable[[Any], Any], Any], Any]
-"""Returns the output of layers, its first argument, for another form of their input, its second."""
+"""Runs layers (first argument) on another form of their input (second); returns the output."""
 Leaves = Mapping[str, Tensor] | None
 """Weights of a minibatch by parameter name. For missing ones, or all if None, the module's own
 parameters are used."""

@@ -213,8 +213,8 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
 def explaining_single_values(
     samples: int, *, parts: int, before_layers: bool = False
 ) -> Iterator[None]:
-    """Context of a microbatch, one of ``parts``, that explains batch norms' error about a single
-    value per channel. ``before_layers``: whether code before the layers runs.
+    """Context of a microbatch, one of ``parts``, in which a batch norm's error about a single value
+    per channel becomes a ConfigError. ``before_layers``: whether code before the layers runs.
     """
     try:
         yield

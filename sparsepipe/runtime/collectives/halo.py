@@ -36,7 +36,7 @@ class Pending:
     works: list[dist.Work]
 
     def wait(self) -> list[Tensor]:
-        """Returns the received tensors or a list with the sum; a TransportError on failure."""
+        """Waits for the received tensors, or the sum in a list; a TransportError on failure."""
         if self.works:
             with collective(self.what, self.group):
                 for work in self.works:
@@ -111,7 +111,7 @@ def rank_and_size(group: ProcessGroup | None) -> tuple[int, int]:
 
 
 def add_up(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
-    """The sum of ``value`` over the ranks of a group, in a new tensor."""
+    """The sum of ``value`` over a group's ranks, in a new tensor; ``what``: purpose, for errors."""
     result = value.detach().clone(memory_format=torch.contiguous_format)
     with collective(what, group):
         dist.all_reduce(result, group=group)
@@ -145,7 +145,7 @@ def added_up(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
 
 
 def gather_rows(value: Tensor, group: ProcessGroup | None, *, what: str) -> Tensor:
-    """The ``value`` of each rank of a group, stacked along a new first dimension by rank."""
+    """Stacks each rank's ``value``, of one shape, along a new first dimension in rank order."""
     own = value.detach().contiguous()
     theirs = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     with collective(what, group):

@@ -37,7 +37,7 @@ def keep_store(
     """Opens a store in this process that listens only on ``address``, which must be this host's.
 
     Port 0 means any free port. If ``clients`` is given, waits until that many processes use the
-    store, this one included. With ``across_hosts``, refuses an address that only this host reaches.
+    store, with this one; ``timeout`` limits waits. With ``across_hosts``, refuses a loopback.
     """
     # Processes that only start others import this file without torch.
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -73,7 +73,7 @@ def choose_interfaces(master: str, *, one_host: bool) -> None:
     """Sets the environment variables that choose gloo's and NCCL's interface, if they are not set.
 
     Raises a ConfigError if only this host can reach ``master``, the address at which ranks of
-    several hosts meet, or if no interface leads to it.
+    several hosts meet, or if no interface leads to it. ``one_host``: whether all ranks are here.
     """
     missing = [name for name in INTERFACE_VARIABLES if not os.environ.get(name)]
     if not missing:
@@ -118,7 +118,7 @@ def on_one_host(variables: Mapping[str, str]) -> bool:
 
 
 def _resolved(address: str) -> tuple[socket.AddressFamily, str]:
-    """Address family and first address of a host name; an IPv4 address if it has one."""
+    """Address family and first address of a host name or address; IPv4 if it has both."""
     try:
         found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -103,7 +103,7 @@ class OrderedSum:
     def _add_directly(self) -> None:
         """Sums directly: each rank adds up one part of the vector and sends it to the others.
 
-        This moves as many bytes as a ring, 2 (n - 1) / n of the vector per rank.
+        Among n ranks, each sends 2 (n - 1) / n of the vector's bytes, as many as in a ring.
         """
         if self._parts is None:
             self._parts = torch.empty_like(self._wire)
@@ -134,7 +134,7 @@ class LaneStep:
     Attributes:
         act: ``expect`` begins to receive the chunk, ``take`` waits for it, ``send`` begins to send
             it; only ``take`` waits.
-        chunk: number of the chunk.
+        chunk: index of the chunk in the vector.
     """
 
     act: Act
@@ -146,9 +146,9 @@ class Lane:
     """The steps of a rank for the chunks that go up, or down, the chain.
 
     Attributes:
-        source: rank, in the group, that they come from; None: they begin here.
-        target: rank, in the group, that they go to; None: they end here.
-        adds: whether they are partial sums, to which this rank adds its addend.
+        source: rank, in the group, that sends the chunks here; None: they begin here.
+        target: rank, in the group, to which they go next; None: they end here.
+        adds: whether the chunks are partial sums, to which this rank adds its addend.
         steps: the steps, in their order.
     """
 

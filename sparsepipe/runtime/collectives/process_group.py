@@ -105,7 +105,7 @@ def leader_first(*, of_host: bool) -> Iterator[None]:
 def other_rank_failed(*, announced: bool) -> bool:
     """Whether another rank has announced that it failed; False if no store answers.
 
-    With ``announced``, this rank announces that it failed too.
+    With ``announced``, this rank announces its own failure.
     """
     add = [partial(store.add, _FAILED, int(announced)) for store in _stores.values()]
     found = [call_within(_STORE_LIMIT_S, each) for each in add]
@@ -113,7 +113,7 @@ def other_rank_failed(*, announced: bool) -> bool:
 
 
 def first_to_report(text: str) -> bool:
-    """Whether this rank should report error ``text``, which every rank may find before it joins.
+    """Whether this rank should report the error ``text``, which any may meet before it joins.
 
     The first rank to ask should, since a launcher ends all ranks when one has ended. If no launcher
     keeps the store, rank 0 should.
@@ -175,7 +175,7 @@ def join(backend: str, *, timeout_s: float, device: torch.device | None = None) 
 
 
 def _attempt_store(timeout: timedelta) -> Any:
-    """The store of this attempt's ranks, which the launcher or rank 0 keeps."""
+    """The store of the ranks since their last restart, which the launcher or rank 0 keeps."""
     place = address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     if place not in _stores:
         one_host = on_one_host(os.environ)
@@ -302,7 +302,7 @@ def highest(number: int) -> int:
 
 
 def average_(tensors: Iterable[Tensor]) -> None:
-    """Replaces floating-point tensors with their mean over the ranks; one collective for all."""
+    """Replaces each floating-point tensor with its mean over all ranks; a single collective."""
     if world_size() == 1 or not dist.is_initialized():
         return
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]

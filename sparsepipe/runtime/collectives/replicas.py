@@ -25,7 +25,7 @@ class Replicas:
     one process that averages the same gradients. In a round, each replica has one minibatch.
 
     Args:
-        group: group of the replicas; None: the stage has none, and gradients stay as they are.
+        group: group of the replicas; None: the stage has one rank; gradients stay as they are.
         parameters: parameters of the stage by name, in the same order on all replicas.
         grid: whether these are the ranks of a grid, each of which has an addend of every gradient,
             and the statistics of whole samples.
@@ -33,7 +33,7 @@ class Replicas:
     Attributes:
         count: number of replicas; 1 in a grid.
         first: number that errors give to the first minibatch since the last drain or, in a
-            synchronous pipeline, to the present one.
+            synchronous pipeline, to the one in progress.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Replicas:
         }
 
     def gather(self, vector: Tensor) -> list[Tensor]:
-        """Every replica's ``vector`` (same length and dtype), by replica number; a collective."""
+        """Every replica's ``vector`` (same length and dtype), in replica order; a collective."""
         if self._group is None or self._grid:
             return [vector]
         mine = vector.cpu() if self._over_gloo else vector

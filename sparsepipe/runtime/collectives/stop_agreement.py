@@ -49,7 +49,7 @@ class StoreClient:
         threading.Thread(target=serve, name="store-client", daemon=True).start()
 
     def request(self, function: Callable[[Any], _Value]) -> _Value:
-        """Returns ``function(store)``; raises a TransportError if the store does not answer."""
+        """Returns ``function(store)``; raises a TransportError if it fails or exceeds the limit."""
         answers: SimpleQueue[_Value | Exception] = SimpleQueue()
         self._requests.put((function, answers))
         try:
@@ -76,11 +76,11 @@ class StopAgreement:
 
     Args:
         spread: largest number of steps that ranks can be apart.
-        client: sends requests to the ranks' store; None: made here, if there are several ranks.
+        client: sends requests to the ranks' store; None: one per process, unless it is alone.
 
     Attributes:
-        agreed: step that has been agreed on, as far as this rank knows; None: not yet.
-        reason: the ``reason`` of the rank that proposed the stop; 0 before ``agreed`` is known.
+        agreed: number of the step to stop after; None: this rank knows of none, or is alone.
+        reason: the ``reason`` of the rank that proposed that step; 0 until it is known.
     """
 
     def __init__(self, *, spread: int, client: StoreClient | None = None) -> None:
@@ -100,7 +100,7 @@ class StopAgreement:
     def reached(self, step: int, *, requested: bool, reason: int = 0) -> bool:
         """Whether to stop after ``step``; to be called by each rank after each of its steps.
 
-        ``requested``: whether this rank wants to stop; ``reason``: a number, for all ranks.
+        ``requested``: whether this rank wants to stop; ``reason``: why, as a number for all.
         """
         client, key = self._client, self._key
         if client is None:
@@ -108,7 +108,7 @@ class StopAgreement:
             return requested
         found: bytes | None = None
         if self.agreed is None and requested:
-            last = step + 2 * self._spread + 2  # twice the spread: the others look after a step
+            last = step + 2 * self._spread + 2  # twice the spread: others look only after a step
             proposal = f"{last} {reason}"
             found = client.request(lambda store: store.compare_set(key, "", proposal))
             client.request(lambda store: store.add(_PROPOSALS, 1))

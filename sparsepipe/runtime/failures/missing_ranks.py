@@ -27,7 +27,7 @@ _STORE_LIMIT_S = 1.0
 _ANSWER_S = 5.0
 """Seconds without an answer of the launcher's store after which a rank counts as cut off."""
 _LOOKS = 10
-"""Number of parts of a wait for the store; a stop of this process itself takes only one of them."""
+"""Number of parts of a wait for the store; while this process is stopped, only one can run out."""
 _ROLL_CALL_S = 2.0
 """Seconds for the other ranks to sign the roll after a collective failed for them too."""
 

@@ -184,7 +184,7 @@ def first_cause(
 
 
 def rebuilt(report: _Report, rank: str) -> SparsePipeError:
-    """The error that a rank reported; with traceback and ``rank`` if it is another package's."""
+    """The error in a report; another package's as a SparsePipeError with its traceback and rank."""
     kind = getattr(sys.modules.get(report["module"]), report["kind"], SparsePipeError)
     if not (isinstance(kind, type) and issubclass(kind, SparsePipeError)):
         kind = SparsePipeError

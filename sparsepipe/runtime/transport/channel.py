@@ -121,7 +121,7 @@ class BufferPool:
     def take(self, size_bytes: int) -> Tensor:
         """A uint8 buffer of at least ``size_bytes``; sizes are powers of two and quarters between.
 
-        So minibatches of similar sizes share buffers. Above 64 KiB, at most a fifth is unused.
+        So minibatches of similar sizes share buffers. A new one above 64 KiB is at least 4/5 used.
         """
         with self._lock:
             buffer = None
@@ -230,7 +230,7 @@ class Wire:
     def begin(self, packet: Packet, *, repeats: bool = False) -> list[dist.Work]:
         """Begins to send a packet; returns the transfers under way, for :meth:`end`.
 
-        Packets are sent in the order in which they begin; none waits for another to end.
+        Packets leave in the order of these calls. ``repeats``: whether others like it may follow.
         """
         sizes = tuple(flat.numel() for flat in packet.host)
         mode = self._repeated.next(sizes, repeats=repeats and not packet.device)
@@ -422,8 +422,8 @@ class Outgoing:
     """The sending end of a channel: a thread, which reports an error that ends it early.
 
     Args:
-        depth: packets, besides the one in transfer, that it takes before :meth:`put` waits.
-        usual: the same with ``held_back``.
+        depth: number of packets, besides one in transfer, that may wait before :meth:`put` does.
+        usual: the same for packets that are put with ``held_back``.
         report: called with the error, in the thread or in :meth:`put`.
     """
 

@@ -27,14 +27,14 @@ from sparsepipe.runtime.transport.serialization import TensorSpec
 
 
 def mark(device: torch.device) -> torch.cuda.Event:
-    """Records an event after all work that the calling (worker's) thread has launched so far."""
+    """Records an event on the current stream, after all that the worker's thread has launched."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event
 
 
 def check_direct(device: torch.device) -> None:
-    """Refuses ranks without a CUDA device of their own, which NCCL requires; a collective."""
+    """Raises a ConfigError unless each rank has its own CUDA device, for NCCL; a collective."""
     if device.type != "cuda":
         raise ConfigError(
             f"direct=true needs CUDA devices, but this rank is on {device.type}",

@@ -76,7 +76,7 @@ class Network:
         ranks: the process group's rank for each rank of the plan; None: the same numbers.
 
     Attributes:
-        sent: traffic by kind of message.
+        sent: traffic of sent messages by kind.
         called: returns the name that errors use for a message's minibatch, given its number.
         pool: receive buffers.
     """

@@ -36,7 +36,7 @@ class Kind(Enum):
     BATCH = "batch"
     """From stage 0 straight to the last stage: what the step needs besides the layers' output."""
     REPLY = "reply"
-    """From the last stage straight to stage 0: the result for a batch."""
+    """From the last stage straight to stage 0: in evaluation, the result for a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,8 +230,8 @@ def differentiable(tree: Any) -> list[Tensor]:
 def encode(messages: Messages) -> Packet:
     """Encodes messages as a packet, in the caller's thread and on its CUDA stream.
 
-    Only tensors that are not dense are copied. Tensors of activations and batches that require a
-    gradient also do so at the other end; those of gradients and replies do not. Raises a
+    Copies only small tensors and those that are not dense. Tensors of activations and batches that
+    require a gradient also do so at the other end; those of gradients and replies do not. Raises a
     ConfigError for a value that cannot be sent, or whose gradient would be lost.
     """
     table = _TensorTable()
@@ -275,7 +275,7 @@ def encode(messages: Messages) -> Packet:
 
 
 def missing_bytes(block: Tensor) -> int | None:
-    """Bytes of the header's second block, 0 without one; None: the sender has ended."""
+    """Size of the header's second block, given the first; 0: no second; None: the sender ended."""
     length = int.from_bytes(block.numpy()[:LENGTH_BYTES].tobytes(), "little")
     return None if length == 0 else max(0, length - (BLOCK_BYTES - _PREFIX_BYTES))
 

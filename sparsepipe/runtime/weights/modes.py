@@ -1,6 +1,6 @@
 """The ways to choose a minibatch's weights, and the memory of the weight sets in use.
 
-Versions count the updates of this rank since a drain: version v is the result of v updates.
+Versions count the updates of this rank since the last drain: version v follows v updates.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Memory:
     Only parameters that require a gradient are copied: the others are never updated.
 
     Attributes:
-        copies: sets in use besides the one that the parameters hold.
-        peak_versions: most sets in use at a time, including the parameters' own.
+        copies: number of sets in use besides the one that the parameters hold.
+        peak_versions: largest number of sets in use at a time, including the parameters' own.
         segment_peak: the same since the present segment began.
         peak_bytes: most bytes in use at a time, which is all that was ever allocated.
     """
@@ -81,7 +81,7 @@ class Memory:
         return left
 
     def give_back(self, tensors: Mapping[str, Tensor]) -> None:
-        """Frees a set from :meth:`take` or :meth:`move` for the next one."""
+        """Frees a set from :meth:`take` or :meth:`move`, whose memory later ones reuse."""
         assert self.copies > 0
         self.copies -= 1
         self._bytes -= sum(tensor.nbytes for tensor in tensors.values())
@@ -122,10 +122,10 @@ class Policy:
         return self.version
 
     def give(self, weights: WeightSet) -> None:
-        """Takes back the weights of a minibatch that has ended."""
+        """Takes back the weights of a minibatch after its backward."""
 
     def keep_from(self, included: int | None) -> None:
-        """Frees unused weights of fewer than ``included`` minibatches; None: no more will begin."""
+        """Frees unused sets that include fewer than ``included`` minibatches; None: all of them."""
 
     @contextmanager
     def updating(self) -> Iterator[None]:
@@ -134,10 +134,10 @@ class Policy:
         self.version += 1
 
     def note_values(self) -> None:
-        """Called before code runs that is not the pipeline's."""
+        """Notes the values in use; called before code runs that is not the pipeline's."""
 
     def check_values(self) -> None:
-        """Called after code that is not the pipeline's; a ConfigError if weights in use changed."""
+        """Raises a ConfigError if noted values changed in code that is not the pipeline's."""
 
     def restart(self) -> None:
         self.version = 0

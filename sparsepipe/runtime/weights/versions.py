@@ -101,12 +101,12 @@ class Weights:
 
     @property
     def version(self) -> int:
-        """Updates since the segment began: the version that the parameters hold."""
+        """Number of updates since the segment began: the version that the parameters hold."""
         return self._policy.version
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        """Minibatches that have begun but not finished, in the order in which they began."""
+        """Numbers of the minibatches that have begun but not finished, the earliest first."""
         return tuple(self._flights)
 
     def begin(
@@ -169,7 +169,7 @@ class Weights:
         return gradients
 
     def restart(self) -> None:
-        """Begins a segment after a drain: clears counts and records, but not the memory's peaks."""
+        """Begins a segment after a drain: resets version, records and ``memory.segment_peak``."""
         assert not self._flights, f"in flight: {self.in_flight}"
         self._policy.restart()
         self.memory.segment_peak = 1 + self.memory.copies
