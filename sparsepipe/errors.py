@@ -54,7 +54,7 @@ class DataError(SparsePipeError):
 
 
 class NoRunsError(DataError):
-    """No finished run was found, which need not be an error for a report."""
+    """No finished run was found, which need not end a report with an error."""
 
 
 class CoordinateError(SparsePipeError, ValueError):

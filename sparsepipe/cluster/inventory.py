@@ -1,4 +1,4 @@
-"""Hardware inventories, hosts with devices and links, and their YAML files."""
+"""Hardware inventories, which list hosts with devices and links, and their YAML files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Device:
         accelerator: ``cpu`` (one device per core) or ``cuda``.
         memory_bytes: memory of one device, for a core its share of the host's; None: unknown.
         tflops: peak in 1e12 floating-point operations per second; None: unknown.
-        memory_bytes_per_s: memory bandwidth; None: unknown.
+        memory_bytes_per_s: memory bandwidth of one device; None: unknown.
         profile: profile file of each model measured on this device, by model name.
         slowdown: factor, at least 1, by which pauses slow down a CPU device.
     """
@@ -137,7 +137,7 @@ class Inventory:
 
     @property
     def accelerator(self) -> Accelerator:
-        """The kind of all devices; raises a HardwareError if there are several kinds."""
+        """``cpu`` or ``cuda``, for all devices; raises a HardwareError if they have both."""
         kinds: set[Accelerator] = {d.accelerator for host in self.hosts for d in host.devices}
         if len(kinds) != 1:
             raise HardwareError(
@@ -268,7 +268,7 @@ def joined_where_missing(inventory: Inventory, bytes_per_s: float | None) -> Inv
 
 
 def how_to_give_links(inventory: Inventory) -> str:
-    """Returns a remedy that names every missing link of the inventory; an empty text if none is."""
+    """Returns a remedy that names every missing link of the inventory; empty if it has all."""
     several = [host for host in inventory.hosts if sum(each.count for each in host.devices) > 1]
     places = [f"host {host.name}" for host in several if host.link is None]
     if inventory.link is None and len(inventory.hosts) > 1:

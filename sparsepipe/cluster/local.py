@@ -22,8 +22,8 @@ def local(
 
     Args:
         accelerator: ``auto``: the GPUs if torch finds any, else the CPU.
-        cpu_devices: number of devices that the CPU counts as; None: one per core. With more than
-            that, ranks share cores, and a run is slower than on real devices of that number.
+        cpu_devices: number of devices that the CPU counts as; None: one per core. If it exceeds the
+            number of cores, ranks share cores, and a run is slower than on as many real devices.
     """
     devices: list[Device] = []
     if accelerator != "cpu":
@@ -33,7 +33,7 @@ def local(
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
             memories.setdefault(properties.name, []).append(properties.total_memory)
-        # The driver's share may differ a little between equal devices: the smallest counts.
+        # Equal devices may differ a little in memory, by the driver's share: the smallest counts.
         devices = [
             Device(name=name, count=len(each), accelerator="cuda", memory_bytes=min(each))
             for name, each in memories.items()

@@ -193,10 +193,10 @@ def gpu_indices(places: Sequence[Place], gpus: Sequence[str], *, host: Host) -> 
 
 
 def any_alike_serve(places: Sequence[Place]) -> bool:
-    """Whether the devices of each model are its first ones, so that any of its GPUs can serve.
+    """Whether ``places`` are the first devices of each model, so that any GPUs of it can serve.
 
     :func:`gpu_indices` counts only the GPUs that the process sees. If it sees no more than it
-    needs, these can serve only as the first devices of each model.
+    needs, these can only be the first devices of each model.
     """
     numbers: dict[str, set[int]] = {}
     for place in places:

@@ -159,8 +159,8 @@ def user_error(error: Exception, run: ResolvedRun) -> SparsePipeError | None:
 
 
 def limit_threads() -> None:
-    """Limits torch to as many threads as this process may use cores, unless OMP_NUM_THREADS is set:
-    by default, torch ignores a CPU quota.
+    """Limits torch's threads to the number of cores that this process may use, since torch ignores
+    a CPU quota, unless OMP_NUM_THREADS is set.
     """
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > usable_cores():
         torch.set_num_threads(usable_cores())

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 __all__ = ["Stopped", "first_to_report", "run_job"]
 
 _RANK_BYTES = 400e6
-"""Memory of a rank with the smallest model. Without one, a rank takes 340 MB of private memory with
+"""Memory of a rank with the smallest model. Without a model, it has 340 MB of private memory with
 PyTorch 2.13 on a CPU (``Private_*`` in ``/proc/PID/smaps_rollup``)."""
 
 
@@ -64,10 +64,10 @@ def run_job(
 
     Args:
         spec: the configuration.
-        fresh_processes: whether to start a process even for a single rank, as sweeps must.
+        fresh_processes: whether to start a new process even for a single rank, as sweeps must.
         wait_s: how long to wait for another process that runs the same job, in seconds.
         anew_since_s: Unix time in seconds; a run that has finished since then is skipped even with
-            ``force``.
+            ``force``; None: with ``force``, no run is skipped.
         found: called with the run's directory as soon as it is known, except under torchrun.
 
     Returns:
@@ -98,7 +98,7 @@ def run_job(
             )
         run = prepare(run)
         found(run.directory)
-        # Restarts need processes that can be ended.
+        # Restarts need processes that can be ended, and emulated hosts need processes on them.
         processes = fresh_processes or run.spec.parallel.max_restarts > 0 or emulated
         with locked(run.directory, wait_s=wait_s):
             if not _finished(run, anew_since_s=anew_since_s):
@@ -107,7 +107,7 @@ def run_job(
 
 
 def _run_here(run: ResolvedRun, *, alone: bool) -> None:
-    """Runs a job in its locked directory, in this process or in processes that it starts."""
+    """Runs a job in its locked directory, in this process if ``alone``, else in new processes."""
     directory = run.directory
     with writing(directory.path):
         directory.open(run.spec)

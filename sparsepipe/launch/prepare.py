@@ -105,7 +105,7 @@ def prepare(run: ResolvedRun) -> ResolvedRun:
         recompute = recompute_of(spec.parallel, division)
         if not automatic and recompute != spec.parallel.recompute:
             known["recompute"] = recompute
-    # Tasks with a fingerprint of their own count the threads there, if at all.
+    # Tasks that override prepare() include the threads in its result, if at all.
     counts_threads = type(task).prepare is Task.prepare and "threads" not in task.not_identity
     on_one_processor = run.ranks == 1 and inventory.accelerator == "cpu"
     threads = announced_threads() if counts_threads and on_one_processor else None
@@ -113,7 +113,7 @@ def prepare(run: ResolvedRun) -> ResolvedRun:
         known["threads"] = threads
     nodes = spec.parallel.num_nodes
     if run.places != places_for(inventory, None, ranks=run.ranks, nodes=nodes):
-        # Most runs take devices in the inventory's order; any other order makes another run.
+        # Most runs take devices in the inventory's order; any other order gives another run id.
         known["devices"] = [places(inventory).index(place) for place in run.places]
     if (search := spec.plan_search) is not None:
         known["search"] = {**asdict(search), "profiles": profiles}

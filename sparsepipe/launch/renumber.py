@@ -1,7 +1,7 @@
 """Renumbering of the ranks under an outer launcher, to match a plan on several hosts.
 
 A launcher numbers processes node after node, but a plan numbers its devices stage after stage. The
-two differ if a stage is on a later host than the next stage, or on several hosts.
+numbers differ if a stage is on a later host than the next stage, or on several hosts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Process:
     Args:
         node: index of its node, from 0.
         host: name of its host.
-        local: its local rank on the node.
+        local: its local rank, which counts from 0 on each node.
         beside: number of processes on the node, including this one.
     """
 
@@ -76,7 +76,7 @@ def new_ranks(
     Args:
         processes: the processes, in the order of their present ranks.
         by_node: new ranks on each host, in the order of ``hosts``.
-        hosts: names of the inventory's hosts.
+        hosts: names in the inventory of the hosts that the run uses.
     """
     names = {process.node: process.host for process in processes}
     known = sorted(names.values()) == sorted(hosts)

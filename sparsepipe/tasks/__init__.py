@@ -1,1 +1,1 @@
-"""The tasks, a file for each, the run that they work on, and its result."""
+"""The tasks, a file for each; ``task.py`` defines their run, ``result.py`` writes its result."""

@@ -45,7 +45,7 @@ SIZES_BYTES = (2**16, 2**20, 2**23, 2**26)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bandwidth(Task):
-    """Times messages and sums between ranks, on all devices of the inventory.
+    """Times messages between ranks and sums over groups of ranks, with one rank on each device.
 
     ``conf/task/bandwidth.yaml`` describes the settings.
     """
@@ -61,7 +61,7 @@ class Bandwidth(Task):
     direct: bool = False
 
     def run(self, run: ResolvedRun) -> None:
-        """Measures the links; writes ``bandwidth.json``, ``.csv`` and ``hardware.yaml``."""
+        """Measures the links; writes ``bandwidth.json``, ``bandwidth.csv``, ``hardware.yaml``."""
         sizes = sorted({*(SIZES_BYTES if self.sizes_bytes is None else self.sizes_bytes)})
         effort = TimingBudget(
             repeats=self.repeats,
@@ -114,12 +114,12 @@ class Bandwidth(Task):
         write_result(run, values)
 
     def prepare(self, run: ResolvedRun) -> str:
-        """Returns a fingerprint of the hosts, since links do not depend on data or model."""
+        """Returns hosts' names and facts about this machine: links do not depend on data."""
         hosts = [host.name for host in run.inventory.hosts]
         return ", ".join([*hosts, *words_of_machine(), f"{usable_cores()} cores"])
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
-        """Returns the configuration with one rank on each device of the inventory."""
+        """Returns the configuration with one rank on each device of every node."""
         given = spec.parallel
         several = len(inventory.hosts) > 1
         nodes = len(inventory.hosts) if several else given.num_nodes
@@ -159,9 +159,9 @@ class Links:
     """Measured links between ranks.
 
     Args:
-        host_of: name of each rank's host.
-        sendings: times of messages between ranks.
-        reductions: times of sums over ranks.
+        host_of: name of the host of each rank, in the order of ranks.
+        sendings: times of messages from rank to rank, one way or both ways at once, by size.
+        reductions: times of sums over groups of ranks, by size.
     """
 
     host_of: Sequence[str]
@@ -169,7 +169,7 @@ class Links:
     reductions: Sequence[ReductionTime]
 
     def over(self, host: str | None) -> list[MessageTime]:
-        """Returns the one-way times of the largest messages in ``host``; None: between hosts."""
+        """Returns times of the largest one-way messages within ``host``; None: between hosts."""
         most = max(sending.size_bytes for sending in self.sendings)
         found = []
         for sending in self.sendings:
@@ -191,17 +191,17 @@ class Links:
 
     @property
     def inside(self) -> dict[str, Link]:
-        """The link inside each host with several ranks, by the host's name."""
+        """The link inside each host with several ranks (median of its pairs), by host name."""
         found = {host: self._link(host) for host in dict.fromkeys(self.host_of)}
         return {host: link for host, link in found.items() if link is not None}
 
     @property
     def between(self) -> Link | None:
-        """The link between hosts; None: all ranks are on one host."""
+        """The link between hosts (median of pairs); None: all ranks are on one host."""
         return self._link(None)
 
     def eq4_s(self, reduction: ReductionTime) -> float:
-        """Returns the seconds that the partitioner expects of this sum, by the paper's Eq. 4."""
+        """Returns the seconds that the partitioner expects this sum to take, by Eq. 4."""
         inside, between = self.inside, self.between
         names = dict.fromkeys(self.host_of)
         pool = DevicePool(
@@ -216,7 +216,7 @@ class Links:
         )
 
     def put_into(self, inventory: Inventory) -> Inventory:
-        """Returns the inventory with these links in place of its own; a single host that stands for
+        """Returns the inventory with the links that were measured; a single host that stands for
         several nodes is replaced by a copy for each node.
         """
         hosts = inventory.hosts
@@ -283,7 +283,7 @@ def as_rows(links: Links) -> list[dict[str, Any]]:
 
 
 def as_text(links: Links) -> str:
-    """Formats tables of the largest messages and of all sums, and a line for each link."""
+    """Formats the times of the largest messages and of all sums as tables, and a line per link."""
     most = max(sending.size_bytes for sending in links.sendings)
     largest = [s for s in links.sendings if s.size_bytes == most]
     both = {frozenset((s.source, s.target)): s.bytes_per_s for s in largest if s.both_ways}

@@ -1,4 +1,4 @@
-"""The task ``compare``: compares runs, and makes no run of its own."""
+"""The task ``compare``: compares existing runs; it is not itself a run with a directory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST = 7
 _NAMED = 2
 """Largest number of settings in the name of a curve, in addition to the run's label."""
 _NOT_COMPARED = ("hydra", "paths", "data.cache_dir", "force")
-"""Settings that say where a run was started, not what it computes."""
+"""Settings that say where and how a run was started, not what it computes: not compared."""
 _NO_MATTER = (
     *("name", "objective", "tags", "scale", "input", "checkpoint_strict"),
     *("task", "logger", "callbacks"),
@@ -48,7 +48,7 @@ class ComparedRun:
         label: its name in tables and in the picture.
         directory: its directory.
         settings: the values of its ``config.yaml`` by dotted key.
-        result: its results by name; empty if the run is unfinished.
+        result: the content of its ``result.json``; empty if the run is unfinished.
     """
 
     label: str
@@ -68,10 +68,10 @@ def compare(
     """Compares settings and results of runs; writes tables and a picture of learning curves.
 
     Args:
-        directories: directories of configurations; not used.
+        directories: directories of configurations, which tasks that only print get; not used.
         width: width of the terminal; not used, since tables are not cut to it.
         runs: directories or ids of two to seven runs; unfinished ones have no results yet.
-        where: the directory in and below which ids are searched for.
+        where: the directory in and below which runs that are named by ids are searched for.
         to: the directory for ``compare.md`` and ``curves.png``; None: ``compare/<ids>`` below
             ``where``.
 
@@ -116,7 +116,7 @@ compare.prints_only = True  # type: ignore[attr-defined]
 
 
 def _directory_of(named: str, place: Path) -> Path:
-    """Finds the directory of a run, which is named by its path or by its id in or below a place."""
+    """Finds the directory of a run, named by its path or by its id in or below ``place``."""
     path = expanded(named).absolute()
     if (path / "config.yaml").is_file():
         return path.resolve()
@@ -137,7 +137,7 @@ def _directory_of(named: str, place: Path) -> Path:
 
 
 def _parts(runs: Sequence[ComparedRun]) -> Iterator[str]:
-    """Yields the paragraphs and tables of the comparison in order."""
+    """Yields the paragraphs and tables of ``compare.md``, in order, except for the curves."""
     head = ["", *(run.label for run in runs)]
     for run in runs:
         if not run.directory.done.exists():
@@ -167,10 +167,10 @@ def settings_that_differ(runs: Sequence[ComparedRun]) -> list[list[str]]:
 
 
 def results_of(runs: Sequence[ComparedRun]) -> tuple[list[list[str]], list[list[str]]]:
-    """Returns rows of the facts in which runs differ, and of all figures with units, tests last.
+    """Returns rows of the facts in which runs differ, and of all figures, those of tests last.
 
-    Facts are texts and numbers about the machine. Settings and figures of single classes are left
-    out.
+    A row has a name with its unit, then the runs' values. Facts are texts and numbers about the
+    machine. Settings and figures of single classes are left out.
     """
     settings = {key for run in runs for key in run.settings}
     names = [
@@ -217,7 +217,7 @@ def _cell(value: Any) -> str:
 
 
 def _curves(runs: Sequence[ComparedRun], picture: Path) -> str:
-    """Draws learning curves; returns a line that says where they are, or why none are drawn."""
+    """Draws learning curves to ``picture``; returns a line with the path, or why none are drawn."""
     from sparsepipe.plots import curves, style  # matplotlib, which refusals need not wait for
 
     try:

@@ -1,4 +1,4 @@
-"""Cuts a domain separation network into a chain of parts, which task=profile measures singly."""
+"""Cuts a domain separation network into a chain of parts, whose costs task=profile measures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparsepipe.models.dsn import DomainSeparationNetwork, of_domain
 LOSSES = "losses"
 """Name of the last part, which computes the losses."""
 State = dict[str, Any]
-"""Values that a part gives to the next: each domain's input, later its codes and its errors."""
+"""Tensors that a part passes to the next, by keys such as ``input/A`` and ``private/A``."""
 
 
 def private_part(domain: str) -> str:
@@ -44,7 +44,7 @@ def state_of(module: DomainSeparation, batch: Mapping[str, Any]) -> State:
 
 
 def of_domains(module: DomainSeparation) -> dict[str, Any]:
-    """Returns entries for a profile, from which task=simulate computes the sizes of messages."""
+    """Returns entries for a profile's ``meta``, from which task=simulate computes message sizes."""
     network = module.network
     return {
         "domains": list(module.domains),
@@ -82,7 +82,7 @@ class Shared(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The part that decodes the sums of a domain's codes; it gives each reconstruction's error."""
+    """The part that decodes a domain's codes, shared plus private, and computes sample errors."""
 
     def __init__(self, network: DomainSeparationNetwork, name: str) -> None:
         super().__init__()

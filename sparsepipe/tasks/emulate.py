@@ -1,8 +1,8 @@
 """The training on an emulated cluster: ``task=train hardware.emulate=true`` or ``task=emulate``.
 
-The strategies, schedules, messages and averages are those of any training. Model and data are made
-from the profiles of the inventory's devices, which say how long layers take, how much they send and
-how many parameters they have. All ranks run on this machine.
+Strategies, schedules, messages and gradient averages are those of any training. Model and data are
+made from the profiles of the inventory's devices, which say how long layers take, how much they
+send and how many parameters they have. All ranks run on this machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 _MINIBATCHES = 24
 """Minibatches of each rank that reads data, unless the configuration sets their number."""
 _MOMENTUM = 0.9
-"""Momentum with which SpecTrain predicts weights; its value does not matter: weights are zero."""
+"""Momentum with which SpecTrain predicts weights; any value does, since all weights are zero."""
 _INSTEAD: Mapping[str, Any] = {
     "max_epochs": 1,
     "min_epochs": None,
@@ -58,7 +58,7 @@ _INSTEAD: Mapping[str, Any] = {
     "overfit_batches": 0.0,
     "sync_batchnorm": False,
 }
-"""Arguments of the Trainer for one epoch of training, without validation and checkpoints."""
+"""Trainer arguments in place of the configured ones: one epoch, no validation, no checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class TrainEmulated(Task):
     link_bytes_per_s: float | None = None
 
     def run(self, run: ResolvedRun) -> None:
-        """Trains one epoch of emulated layers, and writes minibatches per second."""
+        """Trains one epoch of emulated layers; ``result.json`` has the minibatches per second."""
         emulation, division, parallel = run.spec.emulation, run.division, run.spec.parallel
         assert emulation is not None
         of_devices = emulated_profiles(run.spec, run.inventory)
@@ -140,7 +140,7 @@ class TrainEmulated(Task):
         return fingerprint_of_profiles(profiles)
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
-        """Returns the configuration with a rank per device of the inventory or of the plan file."""
+        """Returns the configuration with a rank per device that the plan names, else per device."""
         given, division = spec.parallel, division_of(spec)
         chosen = named_places(inventory, (division and division.devices) or ())
         ranks, hosts = inventory.num_devices, [host.name for host in inventory.hosts]
@@ -226,7 +226,7 @@ _TARGET = f"{TrainEmulated.__module__}.{TrainEmulated.__name__}"
 
 
 def as_emulated(spec: RunSpec) -> RunSpec:
-    """Returns the configuration with ``TrainEmulated`` as its task if the hardware is emulated."""
+    """Returns the configuration, with the task ``TrainEmulated`` if the hardware is emulated."""
     task = type(task_of(spec))
     if task is TrainEmulated:  # whose settings belong to the hardware
         own, hardware = spec.task, spec.hardware

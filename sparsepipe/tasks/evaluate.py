@@ -48,7 +48,7 @@ _PREPARED_BYTES = 2**28
 
 
 class TestTimer(pl.Callback):
-    """Times a test from its start to the end of its last batch, with the loading of data."""
+    """Times a test from its start to the end of its last batch, including the loading of data."""
 
     __test__ = False  # not for pytest
 
@@ -76,7 +76,7 @@ class TestTimer(pl.Callback):
         self.seconds = time.perf_counter() - self._started
 
     def values(self) -> dict[str, float]:
-        """Returns seconds of the slowest rank, and shapes/s of all; every rank must call it."""
+        """Returns the slowest rank's time and the joint rate of all; every rank must call it."""
         parts = process_group.gather_objects((self.seconds, self.shapes))
         longest_s = max(seconds for seconds, _ in parts)
         shapes = sum(shapes for _, shapes in parts) / process_group.ranks_per_sample
@@ -87,7 +87,7 @@ class TestTimer(pl.Callback):
 class Evaluate(Task):
     """Measures a checkpoint on the test split, and the speed of inference.
 
-    Model, data and backend are those of its training, except for what the command line sets.
+    Model, data and backend are those of the checkpoint's training unless the command sets others.
 
     ``conf/task/evaluate.yaml`` describes the settings.
     """
@@ -102,7 +102,7 @@ class Evaluate(Task):
 
     @override
     def prepare(self, run: ResolvedRun) -> str:
-        """Prepares the data, unless settings contradict the training; returns their fingerprint."""
+        """Prepares the data; returns their fingerprint. Refuses settings unlike the training's."""
         training, spec = run.training, run.spec
         found = [] if training is None else differences(spec.to_dict(), training)
         refused = [
@@ -129,7 +129,7 @@ class Evaluate(Task):
             ) from error
 
     def run(self, run: ResolvedRun) -> None:
-        """Measures the checkpoint on the test split, then times forward passes."""
+        """Tests the checkpoint, then times forward passes if devices hold the whole network."""
         path, spec, training = self.checkpoint(run.spec), run.spec, run.training
         content = read_checkpoint(path)
         different: list[str] = []
@@ -205,7 +205,7 @@ class Evaluate(Task):
             )
 
     def adopt_plan(self, run: ResolvedRun) -> None:
-        """Adopts the plan of the training in place of a search, if the checkpoint is in the
+        """Copies the plan of the training, which replaces a search, if the checkpoint is in the
         directory of a run with a plan for the same devices.
         """
         if run.spec.search is None or run.directory.plan.exists():
@@ -232,8 +232,8 @@ def inference_rate(
     timed: int,
     most_s: float = math.inf,
 ) -> float:
-    """Returns shapes/s of this rank's forward passes, with kernel maps but without loading: of
-    ``timed`` passes (until ``most_s`` seconds) after ``warmup`` untimed ones.
+    """Returns shapes/s of ``timed`` forward passes (fewer after ``most_s`` seconds) on this rank,
+    which follow ``warmup`` untimed ones. Building kernel maps counts; loading does not.
     """
     read, held_bytes = [], 0  # the first batches, used in turn; fewer if they are large
     for batch in islice(iter(data.test_dataloader()), warmup + timed):

@@ -40,7 +40,7 @@ class OverBudget(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureSteps(Task):
-    """Takes training steps on samples of growing size, and records the ranks' most memory and time.
+    """Takes training steps on samples of growing size; records the most memory and time of a rank.
 
     On a CPU, memory is what :class:`~sparsepipe.profiling.memory.Alive` counts, which includes
     parameters and buffers of messages, but neither the sample that a loader reads nor temporary
@@ -48,8 +48,8 @@ class MeasureSteps(Task):
 
     A budget is enforced. On CPUs, a single rank ends a step as soon as it exceeds the budget;
     several ranks compare their peaks with it after the steps. A GPU's allocator gets no more than
-    the budget, and the run ends with the first size that exceeds it. Each size has a file in the
-    run's directory, so that an interrupted run can continue.
+    the budget, and the run ends with the first size that exceeds it. A file in the run's directory
+    keeps the results of each size, so that an interrupted run can continue.
 
     ``conf/task/measure_steps.yaml`` describes the settings.
     """
@@ -79,7 +79,7 @@ class MeasureSteps(Task):
         write_result(run, {**outcome(measured), "budget_bytes": self._most_bytes})
 
     def prepare(self, run: ResolvedRun) -> str:
-        """Draws or opens the samples of all sizes; returns their fingerprints."""
+        """Generates or opens the samples of all sizes; returns their fingerprints."""
         sizes = self._all_sizes(run.spec)
         return " ".join(ready_data(with_size(run.spec, size)) for size in sizes)
 
@@ -130,7 +130,7 @@ class MeasureSteps(Task):
 
 
 def outcome(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns values for ``result.json``: all sizes, the largest that fits, and the next one."""
+    """Returns ``result.json`` entries: all sizes, the largest that fits, the next, which fails."""
     largest = next((each for each in reversed(measured) if each["fits"]), None)
     after = 0 if largest is None else measured.index(largest) + 1
     refused = measured[after] if after < len(measured) else None
@@ -144,7 +144,7 @@ def outcome(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def with_size(spec: RunSpec, size: Size) -> RunSpec:
-    """Returns the configuration with samples of this size, read without worker processes."""
+    """Returns the configuration with samples of this size, without workers, callbacks, loggers."""
     keys = ("data.source.sizes", "data.common.source.sizes")  # the latter for domains
     key = next((key for key in keys if key in spec.flat()), None)
     if key is None:
@@ -157,7 +157,7 @@ def with_size(spec: RunSpec, size: Size) -> RunSpec:
 
 
 class Limited(Alive):  # type: ignore[no-untyped-call]
-    """Raises :class:`OverBudget` as soon as more than ``most_bytes`` are alive."""
+    """Raises :class:`OverBudget` as soon as the tensors alive take more than ``most_bytes``."""
 
     def __init__(self, most_bytes: float) -> None:
         super().__init__()
@@ -173,11 +173,11 @@ class Limited(Alive):  # type: ignore[no-untyped-call]
 
 @dataclass(eq=False)
 class _Watched(pl.Callback):
-    """Records the bytes that the forward keeps for the backward, and the losses.
+    """Records the bytes that the forward pass keeps for the backward pass, and the losses.
 
     Attributes:
         alive: returns the bytes of the tensors that are alive.
-        saved_bytes: bytes that the forward of the first step keeps; no gradients exist yet.
+        saved_bytes: these bytes in the first step, when no gradients exist yet.
         grid: shape of the grid of ranks that share a sample; empty without one.
         losses: this rank's loss of each step.
     """
@@ -210,7 +210,7 @@ class _Watched(pl.Callback):
 
 
 def _counted(run: ResolvedRun, *, steps: int, budget_bytes: float | None) -> dict[str, Any]:
-    """Trains for ``steps``; returns this rank's peak bytes and the records of :class:`_Watched`."""
+    """Takes ``steps``; returns this rank's peak bytes and the records of :class:`_Watched`."""
     if run.inventory.accelerator == "cuda":
         torch.cuda.set_device(run.own_device)
         watched = _Watched(torch.cuda.memory_allocated)
@@ -234,7 +234,7 @@ def _counted(run: ResolvedRun, *, steps: int, budget_bytes: float | None) -> dic
 
 
 class _StepEnds(pl.Callback):
-    """Marks the end of each step."""
+    """Marks the end of each step on :attr:`clock`."""
 
     def __init__(self) -> None:
         self.clock: Clock | None = None

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class Partition(Task):
     """Finds the best plan for the model on the hardware; prints, writes and draws it.
 
-    Its costs include recomputation by a synchronous pipeline (``parallel.strategy.recompute``).
+    Plans' costs include recomputation by a synchronous pipeline (``parallel.strategy.recompute``).
     The settings are those of :class:`~sparsepipe.config.schema.SearchChoice`.
     """
 
@@ -43,7 +43,7 @@ class Partition(Task):
     reserved_bytes: float = 0.0
 
     def run(self, run: ResolvedRun) -> None:
-        """Searches for a plan with the devices' profiles."""
+        """Searches for a plan with the devices' profiles, and writes it and its expected times."""
         choice = SearchChoice(**{entry.name: getattr(self, entry.name) for entry in fields(self)})
         spec, inventory, model = run.spec, run.inventory, run.spec.model
         given = choice.profiles or {}

@@ -31,15 +31,15 @@ log = logging.getLogger(__name__)
 
 _LOGGED = 20
 _FREE = ("data.batch_size",)
-"""Settings that may differ from the training: how many shapes are computed at once."""
+"""Settings that may differ from the training's: how many shapes are computed at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predict(Task):
     """Predicts the classes of shape files: ``input`` is a file, a folder or a pattern.
 
-    ``checkpoint`` is a file or the directory of a run, whose ``best.ckpt`` is taken if there is
-    one. The network and the preparation of its input are those of the training.
+    ``checkpoint`` is a file or the directory of a run, whose ``best.ckpt`` is preferred to
+    ``last.ckpt``. The network and the preparation of its input are those of the training.
 
     ``conf/task/predict.yaml`` describes the settings.
     """
@@ -51,7 +51,7 @@ class Predict(Task):
     gallery: int = 24
 
     def run(self, run: ResolvedRun) -> None:
-        """Predicts the classes of the files; writes tables and a picture."""
+        """Predicts the classes of the files; writes them as tables, and draws some files."""
         path = self.checkpoint(run.spec)
         files, _ = find_files(run.spec.input)
         model = load(str(run.spec.checkpoint), device=str(run.own_device))
@@ -88,7 +88,7 @@ class Predict(Task):
     def _predict(
         self, run: ResolvedRun, model: Model, files: Sequence[Path]
     ) -> tuple[dict[Path, Prediction | SparsePipeError], dict[Path, NDArray[np.float64]]]:
-        """Returns each file's prediction or error, and voxels [N, 3] of those in the picture."""
+        """Returns each file's prediction or error, and voxels [N, 3] of the files to draw."""
         count = max(0, min(self.gallery, len(files)))
         pictured = {files[int(n)] for n in np.linspace(0, len(files) - 1, count).round()}
         shapes: dict[Path, NDArray[np.float64]] = {}
@@ -103,7 +103,7 @@ class Predict(Task):
                     except SparsePipeError as error:
                         found[file] = error
                     advance(len(files))
-                # A reader may have reported the signal as an error of its own.
+                # A reader may have reported a signal as an error in the file.
                 run.watch.raise_if_stopped()
                 found |= dict(zip(read, model.predict_samples(list(read.values())), strict=True))
                 for file in pictured & read.keys():
@@ -147,7 +147,7 @@ class Predict(Task):
 
 
 def find_files(source: str | None) -> tuple[list[Path], Counter[str]]:
-    """Returns the shape files that ``source`` names, sorted by path; counts skipped ones by suffix.
+    """Returns the shape files that ``source`` names, by path, and numbers of others by suffix.
 
     A folder stands for all files in and below it, except hidden ones, and a pattern for all files
     that match it. A single file is taken whatever its format is.
@@ -191,7 +191,7 @@ def _files(count: int) -> str:
 def _tables(
     found: Mapping[Path, Prediction | SparsePipeError],
 ) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
-    """Returns the rows of ``predictions.csv``, and the lists of ``predictions.json`` by name."""
+    """Returns the rows of ``predictions.csv``, and the lists of ``predictions.json`` by key."""
     ranks = ("", "second", "third")
     names = [(rank or "class", f"{rank}_probability".lstrip("_")) for rank in ranks]
     blank = dict.fromkeys([*(name for pair in names for name in pair), "error", "remedy"], "")

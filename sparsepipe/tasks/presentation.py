@@ -33,7 +33,7 @@ from sparsepipe.utils.files import write_csv
 log = logging.getLogger(__name__)
 
 _RECONSTRUCTED = 4
-"""Samples of each domain in the picture of reconstructions."""
+"""Number of samples of each domain in the picture of reconstructions."""
 
 
 class StartLine(pl.Callback):
@@ -120,8 +120,8 @@ def class_accuracies(module: pl.LightningModule) -> dict[str, float]:
 
 
 def log_planned(run: ResolvedRun, values: Mapping[str, Any]) -> None:
-    """Logs what share of the training the plan's profiles took, and the measured rate beside two
-    that the plan's search expected: of the slowest stage or transfer alone, and of whole epochs.
+    """Logs what share of the training time profiling for the plan took, and the measured rate next
+    to two that the search expected: of the slowest stage or transfer alone, and of whole epochs.
     """
     if "profiling_share_of_training" in values:
         told = "the plan's profiles took %.0f s, %.1f %% of the %.0f s of training"
@@ -179,8 +179,8 @@ def log_test(run: ResolvedRun, module: pl.LightningModule, values: Mapping[str, 
 def draw_test(
     run: ResolvedRun, module: pl.LightningModule, data: pl.LightningDataModule, *, gallery: int
 ) -> None:
-    """Draws the confusion matrix, accuracies by class and ``gallery`` predictions, and writes the
-    matrix to ``confusion.csv``, if the module has counted one.
+    """If the module has counted a confusion matrix, draws it, the accuracy of each class and at
+    most ``gallery`` predictions, and writes the matrix to ``confusion.csv``.
     """
     from sparsepipe.plots import style
     from sparsepipe.plots.confusion import confusion_figure, confusion_rows, per_class_figure
@@ -209,8 +209,8 @@ def _draw_gallery(
     classes: tuple[str, ...],
     count: int,
 ) -> None:
-    """Draws ``predictions.png`` with ``count`` test shapes, spread evenly over the split, if each
-    sample is a shape with one label.
+    """Draws ``predictions.png`` with at most ``count`` test shapes, spread evenly over the split,
+    if each sample is a shape with one label.
     """
     from sparsepipe.plots import style
     from sparsepipe.plots.gallery import gallery_figure
@@ -254,8 +254,8 @@ def _draw_gallery(
 def write_predictions(
     run: ResolvedRun, module: pl.LightningModule, data: pl.LightningDataModule
 ) -> None:
-    """Writes ``predictions.csv``, with file, class and prediction of each test sample in the order
-    of the split, if the module has kept predictions.
+    """If the module has kept predictions, writes ``predictions.csv``: the file, class, predicted
+    class and its probability for each test sample, in the order of the split.
     """
     found = getattr(module, "test_predictions", None)
     if found is None:
@@ -285,7 +285,7 @@ def _named_samples(data: pl.LightningDataModule, indices: Sequence[int]) -> list
 
 
 def _draw_domains(run: ResolvedRun, module: DomainSeparation, data: DomainDataModule) -> None:
-    """Draws the confusion matrix of each tested domain, and reconstructions of some samples."""
+    """Draws the confusion matrix of each labelled domain, and reconstructions of some samples."""
     from sparsepipe.plots import style
     from sparsepipe.plots.confusion import confusion_figure, confusion_rows
     from sparsepipe.plots.gallery import reconstructions_figure

@@ -62,13 +62,13 @@ class ProfileLayers(Task):
 
     ``conf/task/profile.yaml`` describes the settings.
 
-    With ``for_plan``, the profile is for a training, which logs its cost itself.
+    With ``for_plan``, a training needs the profile for its plan; its log says how long it took.
     """
 
     name: ClassVar[str] = "profile"
     alone: ClassVar[bool] = True
-    # The training that it serves does not matter. The fingerprint covers the plan and what matters
-    # of the optimizer; a precision other than float32 is refused.
+    # A profile does not depend on the training that it is for. The fingerprint covers the plan and
+    # what matters of the optimizer; a precision other than float32 is refused.
     not_identity: ClassVar[tuple[str, ...]] = (
         "optim",
         "trainer",
@@ -147,7 +147,7 @@ class ProfileLayers(Task):
     def _measured(
         self, run: ResolvedRun, place: Place, others: OtherProfiles
     ) -> tuple[Profile, int | None]:
-        """Returns the profile, and the training's number of batches (None: its end is not set)."""
+        """Returns the profile, and the number of batches of a whole training (None: no limit)."""
         started_s = time.perf_counter()
         if "num_workers" in run.spec.data.arguments:  # reading by one process is timed
             one_process = run.spec.data.replace(num_workers=0)
@@ -248,7 +248,7 @@ def _meta(
 
 
 def batches_of_training(trainer: TrainerArguments, loaded: int) -> int | None:
-    """Returns a training's number of batches, ``loaded`` per epoch unless limited; None: no end."""
+    """Returns a training's number of batches; ``loaded``: a loader's batches; None: no limit."""
     limit = trainer.overfit_batches or trainer.limit_train_batches
     epoch = loaded
     if limit is not None:  # as in Lightning: an integer counts batches, a fraction is a share

@@ -53,14 +53,14 @@ _LEFT_OUT = (
     *("checkpoint", "checkpoint_strict", "force", "input", "logger", "paths"),
     *("data.root", "data.cache_dir"),
 )
-"""Settings that results leave out, in addition to an empty ``callbacks`` and ``study``."""
+"""Settings that results leave out; ``callbacks`` and ``study`` are left out only if empty."""
 
 
 def write_result(run: ResolvedRun, values: Mapping[str, Any]) -> None:
     """Writes a task's ``values`` with configuration, times, memory, hardware and versions.
 
-    The task's values replace some general ones: kind, model, times, memory. Every rank must call
-    it; rank 0 writes.
+    A task's values take precedence over the general kind, model, strategy, times and memory. Every
+    rank must call it; rank 0 writes.
     """
     peaks = peak_values()
     if process_group.rank() != 0:
@@ -105,7 +105,7 @@ def strategy_name(spec: RunSpec) -> str:
     """Returns how devices share the work: ``single``, ``dp``, ``spatial``, ``domain``,
     ``pipeline``, or the name of the search that chose the plan of a pipeline.
 
-    For a synchronous pipeline, the option of ``parallel`` with its schedule comes first: ``gpipe``,
+    For a synchronous pipeline, the name of its option of ``parallel`` comes first: ``gpipe``,
     ``gpipe hete_mp``. For a simulation, the name is that of the simulated strategy.
     """
     if simulated := spec.task.get("parallel"):
@@ -135,7 +135,7 @@ def versions() -> dict[str, Any]:
 
 
 def peak_values() -> dict[str, int]:
-    """Returns the most bytes so far of a rank's process and of its GPU; every rank must call it."""
+    """Returns the peak bytes so far of any rank's process and GPU; every rank must call it."""
     unit = 1 if sys.platform == "darwin" else 1024
     own = {"memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     if torch.cuda.is_available():
@@ -145,8 +145,8 @@ def peak_values() -> dict[str, int]:
 
 
 def plan_values(run: ResolvedRun, trainer: pl.Trainer) -> dict[str, Any]:
-    """Returns, for a pipeline, its stages, the times that its search expected (not measured) and
-    its ranks' idle shares; empty for other strategies.
+    """Returns, for a pipeline, its stages, the times that its search expected, and the idle shares
+    of ranks, which were measured; empty for other strategies.
     """
     strategy = trainer.strategy
     if not isinstance(strategy, StagedStrategy):
@@ -169,7 +169,7 @@ def plan_values(run: ResolvedRun, trainer: pl.Trainer) -> dict[str, Any]:
 
 
 def kept_values(run: ResolvedRun) -> dict[str, float]:
-    """Returns the bytes of parameters, optimizer state and stored activations that devices keep.
+    """Returns the sum and the maximum of :func:`kept_bytes` over ranks, for ``result.json``.
 
     Empty with data parallelism, or without profiles of the devices at the training's batch size. If
     the profiles cannot be used, the log says why, since a training should not fail because of it.
@@ -213,7 +213,7 @@ def kept_bytes(
     model: MemoryModel,
     synchronous: Synchronous | None,
 ) -> list[float]:
-    """Returns the most bytes that each rank keeps: parameters, optimizer state, activations.
+    """Returns the peak bytes that each rank stores: parameters, optimizer state, activations.
 
     For each layer, a profile has the bytes of the tensors that torch saves for its backward
     (``saved_tensors_hooks``), and a schedule determines how many microbatches a stage keeps at
@@ -224,7 +224,7 @@ def kept_bytes(
         plan: a plan with named devices; its details list what a synchronous pipeline recomputes.
         profiles: profiles of these devices by name.
         model: says which bytes count in addition to activations.
-        synchronous: the schedule; None: the asynchronous one, which is serial with one device.
+        synchronous: the schedule; None: the asynchronous one, or that of a single device.
     """
     schedule: dict[str, Any] = {}
     spans: StageSpans = ((),) * plan.num_stages

@@ -57,7 +57,7 @@ _SECONDS_FROM_S = 2.0  # pictures at least this long are in seconds, others in m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulate(Task):
-    """Simulates an epoch; writes its speed, the devices' idle shares and memory, picture and trace.
+    """Simulates an epoch; writes its speed, devices' idle shares and memory, a picture and a trace.
 
     ``conf/task/simulate.yaml`` describes the settings.
     """
@@ -143,7 +143,7 @@ class Simulate(Task):
         write_result(run, {**figures.values(), **about_plan})
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
-        """Returns the configuration for a single process, whatever is simulated."""
+        """Returns the configuration for a single process, however many devices are simulated."""
         return in_one_process(spec)
 
     def prepare(self, run: ResolvedRun) -> str:
@@ -159,12 +159,12 @@ class Simulate(Task):
         return fingerprint_of_text(json.dumps(words, sort_keys=True))
 
     def _given(self, spec: RunSpec) -> dict[str, str]:
-        """Returns profile files by device name; ``task.profiles`` replace those of the search."""
+        """Returns profile files by device name; ``task.profiles`` comes before the search."""
         searched = (spec.search.profiles if spec.search is not None else None) or {}
         return {**searched, **(self.profiles or {})}
 
     def _profiles(self, spec: RunSpec, inventory: Inventory) -> dict[str, Profile]:
-        """Returns the profiles by device name; logs where their workload is not the run's."""
+        """Returns the profiles by device name; logs where their workload differs from the run's."""
         model, given = spec.model, self._given(spec)
         found = load_profiles(inventory, model.name, given=given, settings=model.settings)
         check_batch_sizes(found)
@@ -247,12 +247,12 @@ def in_one_process(spec: RunSpec) -> RunSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A plan, and data parallelism on all devices of the inventory to compare it with.
+    """Simulations of a plan and, for comparison, of data parallelism on all devices.
 
     Attributes:
-        plan: the plan with its schedule.
+        plan: that of the plan, with its schedule.
         dp: data parallelism, whose sums may overlap with the backward; None: cannot be simulated.
-        dp_apart: data parallelism whose sums follow the backward; None if ``dp`` is.
+        dp_apart: data parallelism whose sums follow the backward; None if ``dp`` is None.
         without_dp: why data parallelism cannot be simulated; empty if it can.
     """
 
@@ -271,7 +271,7 @@ class SimulationFigures:
         pace: the plan's pace over an epoch; ``dp`` and ``dp_apart``: that of data parallelism.
         dp_overlaps: whether sums of data parallelism overlap with the backward.
         batch_size: number of shapes in a minibatch.
-        record: the first minibatches, after which the pipeline is drained.
+        record: what ranks do in the first minibatches, after which the pipeline is drained.
         memory: each rank's memory over time during ``record``.
         peaks_bytes: each rank's peak memory in a long training.
         rooms: bytes of memory of each rank's device; None: unknown.
@@ -303,7 +303,7 @@ class SimulationFigures:
         """Simulates an epoch of ``minibatches``, of which ``record`` has the first ``shown``."""
         simulation = comparison.plan
         record = simulation.record(ceil(shown / simulation.batches))
-        # Profiles are of a batch of one first-stage device; several may be one minibatch.
+        # A profile is of the batch of one first-stage device; a synchronous step joins several.
         found = simulation.pace(ceil(minibatches / simulation.batches))
         minibatch_s = found.minibatch_s / simulation.batches
         pace = replace(found, minibatches=minibatches, minibatch_s=minibatch_s)
@@ -378,7 +378,7 @@ class SimulationFigures:
         ]
 
     def table(self) -> str:
-        """Formats a table of at most 32 devices, and the pace, as text."""
+        """Formats a table of at most 32 devices, and lines on the speed, as text."""
         head = ("device", "stage", "layers", "busy", "idle", "peak memory MiB")
         rows = self.rows()
         cells = [
@@ -448,7 +448,7 @@ class SimulationFigures:
 
 
 def _in_short(plan: Plan) -> str:
-    """Returns the plan's config such as ``2-1``; with more than 32 stages, only their number."""
+    """Returns the plan's config such as ``2-1``; above 32 stages, numbers of stages and devices."""
     if plan.num_stages <= _LISTED:
         return plan.config
     return f"{plan.num_stages:,} stages on {plan.num_ranks:,} devices"

@@ -31,7 +31,7 @@ _ABOUT = ("domains", "code", "target_numbers")
 
 
 def check_parallel(parallel: Parallel, *, others: Mapping[str, Any]) -> None:
-    """Raises a ConfigError for a grid, separate roles, or a setting in ``others`` with a value."""
+    """Raises a ConfigError for a grid, separate roles, or a setting in ``others`` that is set."""
     if parallel.grid is not None or parallel.roles != "equal":
         which = "parallel.grid" if parallel.grid is not None else "parallel.roles=separate"
         raise ConfigError(

@@ -58,7 +58,7 @@ class ResolvedRun:
         places: the device of each rank.
         training: configuration of the training whose network the task uses, if any and known.
         found: the directory; None until the data are prepared. See :attr:`directory`.
-        watch: signals that end the run.
+        watch: records signals that end the run.
         throughput: callback that measures the rate of the training.
         busy: callback that measures how long this rank computes and waits.
     """
@@ -134,8 +134,8 @@ class ResolvedRun:
         return torch.device("cuda", indices[process_group.local_rank()])
 
     def load_data(self, *stages: str) -> pl.LightningDataModule:
-        """Returns the data, set up for ``stages`` (``fit``, ``test``); the loaders' draws do not
-        change those of the training, and their workers ignore Ctrl-C.
+        """Returns the data, set up for ``stages`` (``fit``, ``test``). Loaders draw with generators
+        of their own, so they do not affect the training's; their workers ignore Ctrl-C.
         """
         data = build_data(self.spec)
         for stage in stages:
@@ -144,7 +144,7 @@ class ResolvedRun:
         return data
 
     def build_module(self, data: pl.LightningDataModule) -> pl.LightningModule:
-        """Returns a new network; raises a PlanError if the plan does not fit its layers."""
+        """Returns a new module; raises a PlanError if the plan does not fit its layers."""
         module = build_module(self.spec, data)
         if self.division is not None:
             name = find_layers(module, self.spec.parallel.argument("layers"))
@@ -157,8 +157,8 @@ class ResolvedRun:
     ) -> pl.Trainer:
         """Returns a Lightning Trainer with ``callbacks`` in addition to those of every run.
 
-        A ``silent`` one has no progress bar, loggers or rates; ``instead``: arguments that replace
-        the configured ones.
+        A ``silent`` one shows no progress, has no loggers and measures no rates; ``instead``:
+        arguments that replace the configured ones.
         """
         arguments = {**self.spec.trainer.built(), **instead}
         cuda = self.inventory.accelerator == "cuda"
@@ -221,7 +221,7 @@ class ResolvedRun:
     def loggers(self) -> list[Any]:
         """Returns new loggers, as configured.
 
-        A run that ``force`` starts anew gets another id at trackers, in the same directory.
+        A run started anew with ``force`` has another id at trackers, but the same directory.
         """
         directory = self.directory
         again = f"-{directory.attempt + 1}" if directory.attempt else ""
@@ -236,7 +236,7 @@ class ResolvedRun:
 
 
 class Task(ABC):
-    """Base of tasks: ``task._target_`` names a subclass, the other keys of ``task`` its arguments.
+    """Base class of tasks; ``task._target_`` names a subclass, the other keys are its arguments.
 
     A subclass must define :meth:`run` only. The other methods are called before ranks run, by the
     processes that the user or torchrun started.
@@ -244,7 +244,7 @@ class Task(ABC):
     Attributes:
         name: the task's name in results; by default, the class name in snake case.
         alone: whether the task runs as one process, so no plan is searched for.
-        cores: number of cores that a sweep gives the task; None: what its ranks need.
+        cores: number of cores that a sweep gives the task; None: as many as its ranks need.
         chooses_devices: whether :meth:`configured` sets ``parallel.devices`` to the number of
             ranks; a sweep lets such a task see all devices of the machine.
         not_identity: keys of the configuration that do not affect the results; ``threads`` stands

@@ -84,8 +84,8 @@ class Train(Task):
         forwards: Mapping[str, Any] = _FORWARDS,
         more: Mapping[str, Any] | None = None,
     ) -> None:
-        """Trains like :meth:`run`, with ``forwards``, arguments of :func:`inference_rate`, and with
-        ``more``, values for ``result.json``.
+        """Trains like :meth:`run`. ``forwards``: arguments of :func:`inference_rate`; ``more``:
+        further values for ``result.json``.
         """
         spec, seed = run.spec, int(run.spec.seed)
         data = run.load_data("fit", *(["test"] if self.test else []))
@@ -205,7 +205,7 @@ class Train(Task):
 def _check_splits(
     run: ResolvedRun, trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool
 ) -> int:
-    """Returns the number of test shapes; refuses to watch metrics of a validation without data.
+    """Returns the number of test shapes; refuses to monitor a validation that does not exist.
 
     Loaders are made here so that splits that ranks cannot share are refused before training.
     """
@@ -264,7 +264,7 @@ def _fit(
         **kept_values(run),
     }
     if process_group.rank() == 0 and run.directory.last.exists():
-        # If callbacks ended it early, a rerun would otherwise not know that it is complete.
+        # If a callback ended the training early, a rerun would not otherwise know that it is over.
         write_json(run.directory.fitted, done)
     stop_if_requested(run.watch)
     return done
@@ -341,7 +341,7 @@ def _agreed(run: ResolvedRun, resume: Resume | None) -> bool:
 
 
 def training_values(run: ResolvedRun) -> dict[str, Any]:
-    """Returns the number of epochs, their times and rate, and the metrics of the last epoch."""
+    """Returns the number of epochs, median and total times, a median rate, and last metrics."""
     rows = read_rows(run.directory.metrics)
     values: dict[str, Any] = {"epochs": len(rows)}
     if rows:

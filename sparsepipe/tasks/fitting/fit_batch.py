@@ -25,10 +25,10 @@ Size = Annotated[int, Field(ge=1, le=2**31)]
 class FitBatch(Task):
     """Searches by doubling, then by bisection, for the largest batch whose training step fits.
 
-    Each size is tried by training steps of its own on real batches of the training split: forward,
-    backward and update, in a fresh process unless ``isolated`` is false. The answers are kept in
+    Each size is tried with a few training steps on real batches of the training split: forward,
+    backward and update, in a fresh process unless ``isolated`` is false. The outcomes are kept in
     ``probes.json``, so that an interrupted search can continue. No batch is larger than the data;
-    if their number of shapes is unknown, the search ends where they have no batch of a size.
+    if their number of shapes is unknown, a size of which they have no full batch does not fit.
 
     ``conf/task/fit_batch.yaml`` describes the settings.
     """
@@ -54,7 +54,7 @@ class FitBatch(Task):
     isolated: bool = True
 
     def run(self, run: ResolvedRun) -> None:
-        """Searches, and writes the largest batch."""
+        """Searches for the largest batch size, and writes it to ``result.json``."""
         if "batch_size" not in run.spec.data.arguments:
             raise ConfigError(
                 "data has no batch_size, but task=fit_batch searches for its largest value",
@@ -110,11 +110,11 @@ class Found:
 def largest_that_fits(
     fits: Callable[[int], bool], *, most: int, start: int = 1, precision: float = 0.0
 ) -> Found:
-    """Doubles the size from ``start`` until it does not fit, then bisects; at most ``most``.
+    """Doubles the size from ``start``, up to ``most``, until it does not fit, then bisects.
 
-    Sizes depend on the answers alone, so that a search whose answers were kept continues where it
-    ended. Even if fitting is not monotonic, ``largest`` fits and ``refused`` does not. ``refused``
-    exceeds ``largest`` by at most the share ``precision`` of it, or by 1.
+    The sizes depend only on what ``fits`` returns, so a search with stored answers continues where
+    it ended. Even if fitting is not monotonic, ``largest`` fits and ``refused`` does not, which is
+    larger by at most the share ``precision`` of ``largest``, or by 1.
     """
     assert most >= 1
     assert start >= 1

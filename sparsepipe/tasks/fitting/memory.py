@@ -20,11 +20,11 @@ OVER_BUDGET, OUT_OF_MEMORY, TOO_FEW_SHAPES = 91, 92, 93
 """Exit statuses of probes: over the budget, out of memory, no batch of the size."""
 _PROC = Path("/proc/self")
 _POLL_S = 0.005
-"""Interval between two checks of the memory: little can be written in so short a time."""
+"""Interval between two checks of the memory: little of it can be filled in so short a time."""
 
 
 class ResidentPeak:
-    """The peak of resident memory since this object was made, beyond the resident memory then.
+    """The peak of this process's resident memory since this object was made, minus that then.
 
     From then on, large freed blocks go back to the system at once. Otherwise glibc would keep some
     of them, and the memory of the same step would differ by a tenth between processes.
@@ -74,7 +74,7 @@ def end_beyond(most_bytes: float) -> None:
 def limit_allocations(more_bytes: int) -> None:
     """Makes allocations fail that would add more than ``more_bytes`` to this process's memory.
 
-    Unlike the watch, this limit also counts memory that is never used.
+    Unlike that of :func:`end_beyond`, this limit also counts memory that is never used.
     """
     limit = status_bytes("VmData") + more_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -1,7 +1,7 @@
 """A probe: ``python -m sparsepipe.tasks.fitting.probe <directory>`` takes real training steps.
 
-As a process of its own, it has a memory of its own, and may be left unusable when memory runs out.
-It answers with a file; if its memory exceeds the budget, it ends at once with an exit status.
+It is a separate process, so that only its memory is measured, and running out of memory harms
+nothing else. It writes a file ``answer``; over the budget, it ends at once with an exit status.
 """
 
 from __future__ import annotations

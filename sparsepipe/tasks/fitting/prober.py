@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 Outcome = Literal["fits", "over_budget", "out_of_memory", "killed_for_memory", "too_few_shapes"]
 _OUTPUT_LINES = 20
 _SLACK_BYTES = 2**30
-"""Unused allocations that are allowed beyond the budget."""
+"""Bytes that may be allocated beyond 1.5 times the budget, since some are never used."""
 A_FEW_STEPS: dict[str, Any] = {
     "max_epochs": -1,
     "min_epochs": None,
@@ -65,7 +65,7 @@ A_FEW_STEPS: dict[str, Any] = {
     "profiler": None,
     "enable_checkpointing": False,
 }
-"""Arguments of the Trainer for a few training steps alone."""
+"""Arguments of the Trainer for nothing but training steps; ``max_steps`` is added."""
 _OUTCOMES: Mapping[int, Outcome] = {
     OVER_BUDGET: "over_budget",
     OUT_OF_MEMORY: "out_of_memory",
@@ -81,7 +81,7 @@ class Probe:
         batch_size: samples of a minibatch.
         outcome: whether the steps fit, or why not.
         memory_bytes: the most memory that they took at a time; None: they do not fit.
-        wall_s: seconds of the whole process, its start and the reading of data included.
+        wall_s: seconds of the whole probe, the start of its process and reading data included.
     """
 
     batch_size: int
@@ -95,21 +95,21 @@ class Probe:
 
 
 class TooFewShapes(Exception):
-    """The data have no batch of the given size."""
+    """The data have no full batch of the given size."""
 
 
 class Prober:
-    """Measures the memory of training steps of a run in one process, and keeps the answers.
+    """Measures the memory of a run's training steps; keeps the outcomes in ``probes.json``.
 
     Args:
         run: the run.
         budget_bytes: bytes that steps may take: on a GPU, a limit at which it runs out of memory;
             on a CPU, resident memory beyond that before the network was made. None: all free memory
-            of a GPU, or the inventory's memory of a CPU.
-        steps: number of training steps of each probe; in the first, the optimizer has no state.
-        timeout_s: longest time of each probe, in seconds.
+            of a GPU, or a CPU device's memory in the inventory.
+        steps: number of training steps of each probe; in step 1, the optimizer has no state yet.
+        timeout_s: longest time that a probe's process may take, in seconds.
         isolated: whether each probe is a process of its own; False is only possible on a GPU.
-        whole: whether a batch size fails if the data have too few shapes for one such batch.
+        whole: whether a batch size fails if the data have no full batch; else smaller ones do.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Prober:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Entries of ``result.json``: the budget and all probes by batch size."""
+        """Entries of ``result.json``: the budget, and all probes in the order of batch sizes."""
         probes = [self._known[size] for size in sorted(self._known)]
         return {
             "budget_bytes": self._budget_bytes,
@@ -161,7 +161,7 @@ class Prober:
         }
 
     def probe(self, batch_size: int) -> Probe:
-        """The outcome of a batch size, measured once."""
+        """Returns the probe of a batch size, which is made only if its outcome is not known."""
         if batch_size in self._known:
             return self._known[batch_size]
         started_s = time.monotonic()
@@ -183,7 +183,7 @@ class Prober:
         return found
 
     def _try(self, request: dict[str, Any], place: Path) -> tuple[Outcome, int | None]:
-        """Takes the steps in this process; restores random states and the number of threads."""
+        """Takes the steps here; restores random states and threads. Returns outcome and bytes."""
         threads = torch.get_num_threads()
         try:
             with isolate_rng():
@@ -200,7 +200,7 @@ class Prober:
         return "out_of_memory", None
 
     def _ask(self, request: dict[str, Any], place: Path) -> tuple[Outcome, int | None]:
-        """Takes the steps in a process of their own."""
+        """Takes the steps in a new process. Returns outcome and bytes."""
         (place / "parent").write_bytes(pickle.dumps(os.getpid()))
         (place / "request").write_bytes(pickle.dumps({**request, "place": place}))
         kills, steps = oom_kills(), f"training steps of batch size {request['batch_size']}"
@@ -265,18 +265,18 @@ def memory_of_steps(
     whole: bool,
     place: Path,
 ) -> int:
-    """The most memory, in bytes, that training steps took: network, gradients, optimizer,
+    """Takes training steps; returns their peak memory in bytes: network, gradients, optimizer,
     activations, batch.
 
-    The first full batches of an epoch take turns; smaller ones if none is full.
+    The steps use the first full batches of an epoch in turn, or smaller ones if none is full.
 
     Args:
         spec: the configuration; its data are read by this process, in batches of ``batch_size``.
         batch_size: samples of a minibatch.
         budget_bytes: limit of the memory; None: all of a GPU.
         steps: number of steps.
-        whole: whether to refuse data with too few shapes for a batch of the size.
-        place: directory of the run.
+        whole: whether to raise :class:`TooFewShapes` if no batch is full.
+        place: a temporary directory in place of the run's.
     """
     alone = {"num_workers": 0} if "num_workers" in spec.data.arguments else {}
     data_target = spec.data.replace(batch_size=batch_size, **alone)

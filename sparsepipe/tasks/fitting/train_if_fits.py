@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 class TrainIfFits(Train):
     """Trains if a few training steps fit into a memory budget, and measures inference.
 
-    If they do not fit, the run is finished, and its result has ``fits: false``. The budget is
-    that of :class:`~sparsepipe.tasks.fitting.prober.Prober`; ``warmup_batches`` and
-    ``timed_batches`` are forwards before and while inference is timed.
+    If they do not fit, the run ends as finished, and its result has ``fits: false``. The budget is
+    that of :class:`~sparsepipe.tasks.fitting.prober.Prober`; inference is timed over
+    ``timed_batches`` forward passes after ``warmup_batches`` others.
     """
 
     alone: ClassVar[bool] = True
