@@ -112,7 +112,7 @@ class RunCheckpoint(Checkpoint):
     def save(self, trainer: pl.Trainer, *, epoch: int, batches: int, best: bool = False) -> None:
         """Writes ``last.ckpt``, and ``best.ckpt`` too if ``best``; every rank must call it.
 
-        The run will resume in ``epoch`` after its first ``batches``. If a loader cannot resume
+        The run resumes in ``epoch`` (from 0) after its first ``batches``. If a loader cannot resume
         within the epoch, ``last.ckpt`` stays that of the epoch's start.
         """
         found = process_group.gather_objects(self._loaders.obstacle) if batches else []
@@ -182,7 +182,7 @@ _LOGGED = ("strategy", "bottleneck_s", "bottleneck", "dp_s", "stage_times_s", "t
 
 
 class KeepPlan(pl.Callback):
-    """Writes the plan file into the run's directory when a pipeline begins to train.
+    """Writes the plan file, if the run has none yet, when a pipeline begins to train.
 
     The file's entry ``recomputed`` lists recomputed spans of layers, if any. Loggers get the plan
     as hyperparameters, with the times that the plan's search expected, if there was a search.

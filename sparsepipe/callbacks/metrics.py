@@ -87,7 +87,7 @@ def epoch_metrics(trainer: pl.Trainer) -> dict[str, float]:
 
 
 def mean_over_ranks(values: Mapping[str, float | Tensor]) -> dict[str, float]:
-    """Averages each value that all ranks have over the ranks; collective."""
+    """Returns the mean over the ranks of each value that all of them have; collective."""
     everyone = process_group.gather_objects({name: float(value) for name, value in values.items()})
     return {
         name: sum(rank[name] for rank in everyone) / len(everyone)

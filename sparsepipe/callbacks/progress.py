@@ -88,7 +88,7 @@ class Throughput(pl.Callback):
 
 
 def batch_size_of(batch: Any) -> int:
-    """Returns the number of labels in a batch, over all domains, or else of rows of a tensor."""
+    """Returns a batch's number of labels, over all domains, or else its first tensor's length."""
     if isinstance(batch, Tensor):
         return len(batch)
     if isinstance(batch, Mapping):

@@ -212,7 +212,7 @@ class ResumableLoaders(pl.Callback):
 
 
 class _Rest:
-    """Wraps a sampler; skips what earlier processes have read of its first epoch."""
+    """Wraps a sampler; its first epoch begins after the batches that earlier processes read."""
 
     def __init__(self, whole: Any, loaders: ResumableLoaders) -> None:
         self._whole, self._loaders = whole, loaders

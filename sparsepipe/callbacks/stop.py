@@ -1,4 +1,4 @@
-"""Stops training when a signal arrives, and notes in errors where in a run they were raised."""
+"""Stops training when a signal arrives; adds to errors where in the run they were raised."""
 
 from __future__ import annotations
 

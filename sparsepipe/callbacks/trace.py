@@ -203,7 +203,7 @@ class Measured:
         return {part: took / count for part, took in parts.items()}
 
     def in_words(self, rank: int, planned_s: Mapping[str, float]) -> str:
-        """Formats :meth:`times_s`, with the seconds per part that a plan expected, if known."""
+        """Formats :meth:`times_s` in ms; ``planned_s``: seconds per part that the plan expected."""
         times_s = self.times_s(rank)
         words = [
             f"{part} {1e3 * took:.1f}"

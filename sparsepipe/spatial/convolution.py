@@ -29,7 +29,7 @@ from sparsepipe.spatial.shard import (
 
 
 def halo_moves(shard: Shard, windows: Sequence[Window]) -> tuple[Move, ...]:
-    """Returns the moves, one for each axis of the grid, that bring the halos of ``windows``."""
+    """Returns, for each axis of the grid, the exchange that brings the halos of ``windows``."""
     grid, count = shard.grid, len(windows)
     sizes = whole_shape(shard)[-count:]
     if any(window.output_size(size) < 1 for window, size in zip(windows, sizes, strict=True)):
@@ -66,7 +66,7 @@ class _Layer:
         grid: grid of the shards.
         windows: windows of the convolution.
         groups: number of groups of channels.
-        moves: moves that bring halos, without those that change nothing.
+        moves: exchanges along axes that bring halos, without those that change nothing.
         held: positions of the inputs that this rank holds.
         needed: positions of the inputs that this rank has after the moves.
         outputs: positions of the outputs that this rank computes.
@@ -103,7 +103,7 @@ class _Layer:
         return cls(grid, tuple(windows), groups, moves, *intervals)
 
     def halos(self, place: int) -> list[_Part]:
-        """Returns the parts for the two halos, before and after, that ``moves[place]`` brings."""
+        """Returns parts for the halos before and after the shard that ``moves[place]`` brings."""
         dim = self.moves[place].dim
         later = [move.dim for move in self.moves[place + 1 :]]
         found = []
@@ -127,7 +127,7 @@ class _Layer:
                 yield part, self.narrowed(halo, self.moves[place + 1 :])
 
     def start(self, local: Tensor) -> Fetch | None:
-        """Starts fetching halos; returns None if there are no moves."""
+        """Starts the first of this rank's exchanges, :attr:`moves`; returns None if it has none."""
         fetching = Fetch.start(local, self.moves[0], self.grid) if self.moves else None
         if fetching is not None and not self.grid.overlap:
             fetching.pending.wait()
@@ -280,7 +280,7 @@ class _ShardConvolution(torch.autograd.Function):
         moves, mask = layer.moves, ctx.needs_input_grad[:3]
         fetching = layer.start(local) if mask[1] else None
         giving: GiveBack | None = None
-        halos: list[list[Tensor]] = []  # for each move, last one first: before and behind
+        halos: list[list[Tensor]] = []  # for each move, last one first: before and after
         for place in reversed(range(len(moves) if mask[0] else 0)):
             found = [
                 part.gradients(part.of(gradient), None, weight, [True, False, False])[0]

@@ -193,8 +193,8 @@ class Grid:
 def best_grid(sizes: Sequence[int], ranks: int) -> tuple[int, ...]:
     """Returns the shape of the grid of ``ranks`` that exchanges least for samples of ``sizes``.
 
-    What counts is the total area of the cuts, since neighbours exchange layers along each cut.
-    Among equal grids, the one that cuts the later dimensions is chosen.
+    What counts is the total area of the cuts, since neighbours exchange halos across each cut.
+    Among grids of equal area, the one that cuts the later dimensions is chosen.
 
     Raises:
         ConfigError: every grid of that many ranks has more shards than positions along some axis.
@@ -221,7 +221,7 @@ def best_grid(sizes: Sequence[int], ranks: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """An exchange along one axis of a grid.
+    """This rank's exchange with others along one axis of a grid.
 
     Args:
         dim: dimension of the tensors along that axis, counted from the end (negative).
@@ -357,7 +357,7 @@ def halo_pieces(move: Move, grid: Grid) -> tuple[list[Piece], list[Piece]]:
 
 
 def fetch(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
-    """Makes ``moves`` one after another, without autograd; returns what this rank then has."""
+    """Makes ``moves`` in turn, without autograd; returns the positions that this rank needs."""
     fetching = Fetch.start(local, moves[0], grid)
     for move in moves[1:]:
         fetching = Fetch.start(fetching.wait(), move, grid)
@@ -381,7 +381,7 @@ def give_back(
 
 
 class _Moved(torch.autograd.Function):
-    """Makes a move; with ``keeps_part``, a rank's gradient is a part of its result's gradient."""
+    """Makes a move; with ``keeps_part``, the gradient of ``local`` is a part of the result's."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, grid: Grid, move: Move, keeps_part: bool) -> Tensor:
@@ -405,7 +405,7 @@ class _Moved(torch.autograd.Function):
 
 
 def moved(local: Tensor, moves: Sequence[Move], grid: Grid, *, keeps_part: bool = False) -> Tensor:
-    """Makes ``moves`` one after another, with autograd; returns what this rank then has.
+    """Makes ``moves`` in turn, with autograd; returns the positions that this rank needs.
 
     Gradients go back to the ranks that hold the positions. A rank that needs only what it holds
     gets a view, so that nothing is kept twice for the backward pass. ``keeps_part``: for moves of

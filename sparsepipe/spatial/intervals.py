@@ -1,8 +1,8 @@
 """Which inputs a shard's outputs need, and which rank holds them: pure arithmetic on intervals.
 
 Along one axis, an array of n positions is cut into P shards as equal as possible: rank r holds
-``r * n // P`` up to ``(r + 1) * n // P``. Layers keep to that: a layer whose output has m positions
-leaves ``r * m // P`` up to ``(r + 1) * m // P`` on rank r, whatever its windows are. Shards made by
+``range(r * n // P, (r + 1) * n // P)``. Layers keep to that: a layer with m output positions leaves
+``range(r * m // P, (r + 1) * m // P)`` on rank r, whatever its windows are. Shards made by
 different layers are therefore aligned and can be added. Shards may differ in size by one, be
 smaller than the halo that a window needs beyond them, or be empty.
 """

@@ -101,7 +101,7 @@ class _Over:
 
 
 def batch_norm(module: nn.modules.batchnorm._BatchNorm, grid: Grid, input: Shard) -> Tensor:
-    """Rule of batch norms; a forward pass that checkpointing repeats counts as one batch."""
+    """Rule of batch norms; a batch counts once even if checkpointing repeats its forward."""
     tracked = module.running_mean is not None
     momentum = module.momentum
     if module.training and tracked:

@@ -181,10 +181,8 @@ def _cat(_: Any, tensors: Sequence[Tensor], dim: int = 0, **more: Any) -> Any:
     *(torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.swapaxes),
 )
 def _permuted(func: Callable[..., Tensor], input: Shard, *args: Any, **kwargs: Any) -> Shard:
-    """Reorders the dimensions of a shard.
-
-    The new order is read off a meta tensor whose i-th size is i, to which the same function is
-    applied.
+    """Reorders the dimensions of a shard. The new order is read off a meta tensor whose i-th size
+    is i, to which the same function is applied.
     """
     ndim = local_of(input).dim()
     order = list(func(torch.empty(tuple(range(ndim)), device="meta"), *args, **kwargs).shape)
@@ -198,7 +196,7 @@ def _permuted(func: Callable[..., Tensor], input: Shard, *args: Any, **kwargs: A
     *(torch.squeeze, Tensor.squeeze, torch.unsqueeze, Tensor.unsqueeze),
 )
 def _reshaped(func: Callable[..., Tensor], shard: Shard, *args: Any, **kwargs: Any) -> Any:
-    """Returns a shard if cut dimensions, and those after them, stay; else the whole, reshaped."""
+    """Returns a shard if the last dimensions, from the first cut one on, stay; else the whole."""
     given = [each.shape if isinstance(each, Tensor) else each for each in args]
     if func in (Tensor.view_as, Tensor.reshape_as):
         func = Tensor.reshape

@@ -32,7 +32,7 @@ from sparsepipe.spatial.shard import (
 
 
 def enter(value: Tensor, grid: Grid) -> Tensor:
-    """Returns ``value``, equal on all ranks, for layers on shards; adds up the ranks' gradients."""
+    """Returns ``value``, equal on all ranks, for layers on shards; its gradient sums the ranks'."""
     result = value.view_as(value)
     if result.requires_grad:
         what = "adding up gradients over shards"
@@ -43,8 +43,8 @@ def enter(value: Tensor, grid: Grid) -> Tensor:
 def leave(value: Tensor, grid: Grid) -> Tensor:
     """Returns ``value``, equal on all ranks, from layers on shards for ordinary code.
 
-    The inverse of :func:`enter`: since all ranks then compute the same loss, the gradient that
-    layers get on each is divided by the number of ranks.
+    The inverse of :func:`enter`: since all ranks then compute the same loss, the backward pass
+    divides each rank's gradient by the number of ranks before layers get it.
     """
     result = value.view_as(value)
     if result.requires_grad:
@@ -137,7 +137,7 @@ def _argmax(_: Any, input: Shard, dim: int | None = None, keepdim: bool = False)
 def _elementwise_loss(
     func: Callable[..., Any], *args: Any, reduction: str = "mean", **kwargs: Any
 ) -> Any:
-    """Computes the mean or sum of a loss over the whole on every rank, or a shard of losses."""
+    """Computes a loss's mean or sum over the whole, or a shard for ``reduction="none"``."""
     if kwargs.get("size_average") is not None or kwargs.get("reduce") is not None:
         raise without_rule("a loss with size_average or reduce", why=": give it a reduction")
     shards = [each for each in [*args, *kwargs.values()] if isinstance(each, Shard)]

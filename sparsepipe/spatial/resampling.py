@@ -196,7 +196,7 @@ def _avg_pool(
 
 
 _Taps = Sequence[Sequence[tuple[int, float]]]
-"""For each output, the (position, weight) of each input whose weighted values it sums."""
+"""For each output, a weighted sum of inputs, the (position, weight) of each of these."""
 
 
 def _picked(shard: Shard, dim: int, taps: _Taps) -> Shard:
@@ -273,7 +273,7 @@ def _interpolate(
 
 
 def _nearest_taps(n: int, m: int, scale: float | None, values: Tensor, *, exact: bool) -> _Taps:
-    """Returns the nearest of ``n`` inputs for each of ``m`` outputs, rounded as by PyTorch."""
+    """Returns the nearest of ``n`` inputs to each of ``m`` outputs, rounding as PyTorch does."""
     on_host = values.device.type == "cpu"
     real = np.float64 if on_host and values.dtype == torch.float64 else np.float32
     ratio = real(n) / real(m) if scale is None else real(1 / scale)

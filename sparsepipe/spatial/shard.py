@@ -27,7 +27,7 @@ _Rule = TypeVar("_Rule", bound=FunctionRule)
 
 
 class Shard(Tensor):
-    """This rank's part of a whole; made by :func:`shard_of`.
+    """This rank's part of a whole tensor; made by :func:`shard_of`.
 
     Attributes:
         grid: grid that the whole is cut over.
@@ -126,7 +126,7 @@ def whole_shape(shard: Shard) -> torch.Size:
 
 
 def whole(shard: Shard) -> Tensor:
-    """Gathers the whole on every rank, for layers that need it; adds up the ranks' gradients."""
+    """Gathers the whole on every rank, for rules; adds up the ranks' gradients of it."""
     moves = whole_on_all(shard.grid, shard.dims, shard.full)
     return moved(local_of(shard), moves, shard.grid)
 
@@ -160,7 +160,7 @@ class _Shared(torch.autograd.Function):
 
 
 def share(whole: Tensor, grid: Grid) -> Shard:
-    """Returns this rank's shard of a tensor that ordinary code has computed on all ranks.
+    """Returns this rank's shard of a tensor that code outside rules has computed on all ranks.
 
     The gradient of ``whole`` is complete on each rank, not partial as with :func:`cut`.
     """
@@ -169,7 +169,7 @@ def share(whole: Tensor, grid: Grid) -> Shard:
 
 
 def gathered(shard: Shard) -> Tensor:
-    """Gathers the whole on every rank for ordinary code, whose loss all ranks then compute."""
+    """Gathers the whole on every rank for code outside rules, whose loss must be equal on all."""
     moves = whole_on_all(shard.grid, shard.dims, shard.full)
     return moved(local_of(shard), moves, shard.grid, keeps_part=True)
 
@@ -198,7 +198,7 @@ def own_part(value: Any, shard: Shard) -> Any:
 
 
 def uncut(shard: Tensor, dim: int, what: str) -> int:
-    """Returns ``dim`` counted from the end; raises an error about ``what`` if it is cut."""
+    """Returns ``dim`` counted from the end; raises a ConfigError about ``what`` if it is cut."""
     place = dim if dim < 0 else dim - local_of(shard).dim()
     if isinstance(shard, Shard) and place in shard.dims:
         raise without_rule(f"{what} a dimension that is cut")

@@ -63,7 +63,7 @@ _WITHOUT = (
 
 @dataclass(eq=False, slots=True)
 class _SpatialForward:
-    """Replacement of a module's ``forward``, which a copy keeps, but unpickling undoes.
+    """Replacement of a module's ``forward``; the module's copies keep it, pickles do not.
 
     Args:
         module: module whose forward is replaced.
@@ -118,8 +118,8 @@ def spatialize(model: _Module, grid: Grid) -> _Module:
     """Makes ``model`` compute with this rank's shards what one device would; returns ``model``.
 
     Parameters, buffers and state dict stay as they are. Arguments that have a batch and a channel
-    dimension besides the grid's are shards (:meth:`Grid.shard`); others must be the same on every
-    rank. Outputs with the spatial dimensions are shards; others (after a global pool or a flatten)
+    dimension besides the grid's must be shards (:meth:`Grid.shard`), others the same on every rank.
+    Outputs with the spatial dimensions are shards; others (after a global pool or a flatten)
     are whole on every rank, and all ranks must compute the same loss from them. After ``backward``,
     the ranks' gradients of a parameter add up to its gradient. :func:`unspatialize` undoes this.
 
@@ -188,7 +188,7 @@ def unspatialize(model: _Module) -> _Module:
 
 
 def _rule_of(module: nn.Module) -> ModuleRule | None:
-    """Returns a module's rule; None if it has none, or a forward other than the rule's class."""
+    """Returns a module's rule; None without one, or if its class overrides the ruled forward."""
     kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
     same = kind is not None and type(module).forward is kind.forward
     return _RULES[kind] if kind is not None and same else None
@@ -197,7 +197,7 @@ def _rule_of(module: nn.Module) -> ModuleRule | None:
 def sample_sizes(batch: Any, grid: Grid) -> torch.Size:
     """Returns the spatial sizes of a batch's samples.
 
-    The samples are the first tensor with a batch and a channel dimension besides the grid's.
+    The samples are the first tensor with two or more dimensions besides those of the grid.
 
     Raises:
         ConfigError: the batch has no such tensor.

@@ -52,10 +52,10 @@ class DataParallelStrategy(RankedStrategy):
         timeout_s: longest wait for another rank, in seconds.
         process_group_backend: ``gloo`` or ``nccl``; by default the one that suits the device.
         gradient_as_bucket_view: whether gradients are views of the buffers that DDP averages.
-        bucket_cap_mb: size of each of these buffers, in MiB.
+        bucket_cap_mb: largest size of such a buffer, in MiB.
         find_unused_parameters: whether every step looks for parameters without a gradient, which
-            takes time; needed for networks that skip layers.
-        static_graph: whether every step is sure to use the same parameters in the same order.
+            takes time; needed if a step may leave parameters unused.
+        static_graph: whether DDP may rely on all steps using the same parameters in one order.
         slowdown: factor, at least 1, by which pauses slow this rank's device down.
         cluster_environment: gives this process its rank; by default :class:`RankEnvironment`.
     """
@@ -128,7 +128,7 @@ class DataParallelStrategy(RankedStrategy):
         return super().lightning_module_state_dict()
 
     def synchronize_buffers(self) -> None:
-        """Averages the module's floating-point buffers over the ranks, which must all call it."""
+        """Averages floating-point buffers over the ranks if a step has changed them; collective."""
         if not (self._averages_buffers and self._buffers_differ and self.lightning_module):
             return
         buffers = self.lightning_module.buffers()  # without the states of metrics

@@ -32,7 +32,7 @@ from sparsepipe.utils.process import end_with_parent, keep_freed_memory, outlive
 
 
 class RankEnvironment(LightningEnvironment):
-    """Cluster environment of ranks that an elastic agent, ``torchrun`` or Lightning has started.
+    """Cluster environment of ranks started by Lightning or an elastic agent (such as torchrun's).
     Lightning's own environment for elastic agents requires the same number of devices on every
     host; this one reads the environment variables ``RANK`` and ``WORLD_SIZE`` instead.
     """
@@ -52,11 +52,11 @@ class RankEnvironment(LightningEnvironment):
 
     @override
     def teardown(self) -> None:
-        """Keeps the rank's environment variables, which a second fit in the process needs."""
+        """Keeps the rank's environment variables, which a second fit in the same process needs."""
 
 
 def check_ranks(environment: ClusterEnvironment, *, nodes: int, devices: int) -> None:
-    """Raises a ConfigError unless ``nodes * devices`` ranks run, or nodes have unequal numbers."""
+    """Checks that ``nodes * devices`` ranks run; nodes with different numbers of ranks pass too."""
     running = environment.world_size()
     unequal = (
         nodes > 1
@@ -78,9 +78,9 @@ _RANK_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RAN
 
 
 class SlowedSteps(Strategy):
-    """A strategy whose steps end with a pause, as on a slower device; results stay the same.
-    An optimizer's step calls the training step and the backward pass in a closure; each of these
-    adds a pause for its own computing time only.
+    """A strategy whose steps end with a pause, to last as long as on a slower device.
+    An optimizer's step calls the training step and the backward pass in a closure; each of the
+    three adds a pause for its own computing time only. Results do not change.
     """
 
     slowdown: Slowdown
@@ -98,7 +98,7 @@ class SlowedSteps(Strategy):
 
 
 class RankedStrategy(SlowedSteps, DDPStrategy):
-    """Base class of all strategies with several ranks.
+    """Base class of all strategies that can have several ranks.
     A Trainer with one device leaves neither a process group nor environment variables behind, so
     the next Trainer in the process may have several devices.
     """
@@ -130,7 +130,7 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         by_first_rank = os.environ.get(LAUNCHER_VARIABLE) == str(parent)
         if not self._is_single and (by_agent or by_first_rank):
             # An agent outlives its ranks. The script's first rank may end before the others, which
-            # continue once their training is over.
+            # outlive it once their training is over.
             end_with_parent(parent)
             self._follows_first_rank = not by_agent
         assert self.cluster_environment is not None
@@ -173,7 +173,7 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
     def teardown(self) -> None:
         try:
             super().teardown()
-        finally:  # what raised an exception in the fit may do so here
+        finally:  # what raised an exception in the fit may raise another
             if self._follows_first_rank:
                 outlive_parent()
             self._world_of_one.close()
@@ -181,7 +181,7 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
     @override
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
         # Lightning divides summed values by the mean of the ranks' integer counts, which
-        # loses the fraction if ranks saw different numbers of shapes.
+        # loses the fraction if ranks saw different numbers of samples.
         mean = reduce_op in (None, "mean", "avg")
         counts = isinstance(tensor, Tensor) and not tensor.is_floating_point()
         with collective("reducing logged values"):
@@ -205,7 +205,7 @@ def exit_if_blocked(error: BaseException, *, blocked: Callable[[], bool]) -> Non
 
     ``blocked`` tells whether network threads hang: they cannot be ended, and would make Python
     abort when it shuts down. Functions of ``atexit`` run first. The exit status is that of
-    ``error``, even if the script has caught it: that of a later ``sys.exit`` is unknown then.
+    ``error``, even if the script catches it: the status of a later ``sys.exit`` is not known.
     """
     status = 1
     if isinstance(error, KeyboardInterrupt):

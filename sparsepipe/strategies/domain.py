@@ -92,7 +92,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     With as many ranks as domains, each rank has one; with fewer, ranks have several; with more,
     domains have replicas, which share their samples as in data parallelism. On each rank, the data
     module's batches must have only the domains in ``trainer.strategy.domains``. With a ``grid``,
-    its ranks share each sample (:mod:`sparsepipe.spatial`), and "rank" here means such a grid.
+    its ranks share each sample (:mod:`sparsepipe.spatial`); then "rank" here means a whole grid.
 
     Args:
         roles: ``equal``: every rank gathers the codes of all ranks and computes the losses.
@@ -107,8 +107,8 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         domains: names of this rank's domains; None before a Trainer runs.
 
     Raises:
-        ConfigError: when training starts, the module has no domains, or there are too few ranks
-            for the roles.
+        ConfigError: when a Trainer starts, the module has no domains, or there are too few ranks
+            for the roles, or not a multiple of the grid's.
     """
 
     strategy_name = "sparsepipe_domain"
@@ -134,7 +134,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         self._roles: Roles = roles
         self._shape = None if grid is None else tuple(grid)
         self._size = math.prod(self._shape or (1,))  # number of ranks that share a sample
-        self._unit = 0  # this rank's number, or that of its grid
+        self._unit = 0  # this rank, or the index of its grid
         self.domains: tuple[str, ...] | None = None
         self._shards: SampleShards | None = None
         self.placement: Placement | None = None
@@ -195,7 +195,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         placement = self.placement
         assert placement is not None
         grid = None
-        if self._shape is not None:  # before schedules, which ask how many batches loaders have
+        if self._shape is not None:  # before schedulers, which ask how many batches loaders have
             grids = [[each] for each in range(placement.ranks)]
             grid = Grid(self._shape, self._group(grids))
             self._shards = SampleShards(grid, self.root_device)
@@ -221,7 +221,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     def _connect(
         self, module: pl.LightningModule, part: OwnDomains, placement: Placement, *, fitting: bool
     ) -> None:
-        """Makes the process groups, the module's exchange and what averages the gradients."""
+        """Makes process groups, the module's exchange of codes, and the averages of gradients."""
         unit, encoders, last = self._unit, range(placement.encoders), placement.loss_rank
         replicas = [placement.ranks_of(name) for name in placement.domains]
         self._ranks = Ranks(
@@ -257,8 +257,8 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         """Makes a process group of each set in ``units`` (indices of ranks, or of grids of ranks);
         returns this rank's group, or None if it would have no other rank.
 
-        ``by_place``: makes several groups of a set of grids, each with the ranks that have the same
-        coordinates in their grids, since these exchange codes.
+        ``by_place``: from a set of grids, makes a group for each place in a grid, with the rank at
+        that place of every grid, since these ranks exchange codes.
         """
         size, groups = self._size, []
         for each in (list(each) for each in units):
@@ -272,7 +272,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
 
     @override
     def process_dataloader(self, dataloader: object) -> object:
-        """Returns the loader, whose data set now reads only this rank's shards if it can."""
+        """Returns the loader; its data set, if it can read parts, now reads this rank's shards."""
         data = getattr(dataloader, "dataset", None)
         is_empty = isinstance(data, list) and not any(data)  # minibatches without domains
         if self._shards is not None and not is_empty:
@@ -302,7 +302,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Context that adds up gradients; the next backward pass outside it averages the sums."""
+        """Context in which each rank adds up gradients; the next backward after it averages."""
         self._waits_for_more = True
         try:
             yield
@@ -337,7 +337,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
 
     @override
     def on_validation_start(self) -> None:
-        """Broadcasts shared parameters and buffers if only some of the ranks train each of them."""
+        """Broadcasts shared parameters and buffers from ranks that train them, unless all do."""
         module, placement = self.lightning_module, self.placement
         assert module is not None
         assert placement is not None

@@ -1,4 +1,4 @@
-"""Merges the states of torchmetrics' metrics, so that a drain leaves equal ones on all ranks."""
+"""Merges the states of torchmetrics' metrics, so that a drain leaves equal states on all ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ State = dict[str, Any]
 
 
 def state_of(metric: Metric) -> State:
-    """Returns the state of a metric, copied to the CPU."""
+    """Returns the state of a metric, with its tensors on the CPU."""
     values = {
         name: pytree.tree_map_only(Tensor, lambda t: t.detach().cpu(), getattr(metric, name))
         for name in metric._defaults
@@ -35,7 +35,7 @@ def state_of(metric: Metric) -> State:
 
 
 last_result: Callable[[Metric], Any] = attrgetter("_forward_cache")
-"""The value that a metric's last call returned; None if it was only updated."""
+"""Returns the value that a metric's last call returned; None if only its ``update`` was called."""
 
 
 def set_last_result(metric: Metric, value: Any) -> None:
@@ -44,7 +44,7 @@ def set_last_result(metric: Metric, value: Any) -> None:
 
 
 def set_state(metric: Metric, state: State) -> None:
-    """Copies ``state`` to the metric's device and drops the value that it has computed."""
+    """Copies ``state`` to the metric's device, and drops the metric's cached result."""
     for name in metric._defaults:
         value = pytree.tree_map_only(Tensor, lambda t: t.to(metric.device).clone(), state[name])
         setattr(metric, name, value)
@@ -98,8 +98,8 @@ class Metrics:
 
     @contextmanager
     def tracking(self) -> Iterator[None]:
-        """Context that records which metrics are updated. After a drain all replicas have merged
-        states: the first continues from them, the others from reset ones, to count nothing twice.
+        """Context that records which metrics are updated. After a drain, all replicas of the last
+        stage have merged states; only the first goes on from these, so that nothing counts twice.
         """
         merged: dict[str, State] = {}
         for name in self._stale:
@@ -114,7 +114,7 @@ class Metrics:
         updated = {
             name for name, metric in self._metrics.items() if metric._update_count != before[name]
         }
-        # Metrics of training stay as they were in a validation between two steps.
+        # Others, such as those of training in a validation, keep their merged states.
         for name in merged.keys() - updated:
             metric = self._metrics[name]
             for part in metric._defaults:
@@ -135,7 +135,7 @@ class Metrics:
 
     def merge(self, parts: Sequence[Mapping[str, State]], *, replica: int | None) -> None:
         """Sets the metrics to the merged ``parts``, from :meth:`take_updated` on the last stage's
-        replicas. ``replica``: this rank's index among these replicas; None in other stages.
+        replicas. ``replica``: this rank's index among these replicas; None on other ranks.
         """
         names = {name for part in parts for name in part}
         for name in sorted(names):

@@ -38,7 +38,7 @@ class SampleShards:
         self._gather = partial(
             gather_numbers, group=grid.group, device=device, what="comparing batches"
         )
-        self._parts: dict[str, tuple[int, ...] | None] = {}  # by stage: sizes of whole samples
+        self._parts: dict[str, tuple[int, ...] | None] = {}  # by stage: whole sizes of samples
         self._readers: list[tuple[Any, tuple[int, ...]]] = []
 
     def read(self, loader: object, stage: str) -> None:
@@ -59,7 +59,7 @@ class SampleShards:
             self._readers.append((data, sizes))
 
     def cut(self, batch: Any, stage: str) -> Any:
-        """Returns the batch with its samples, and tensors with their spatial sizes, as shards."""
+        """Returns the batch with its samples, and other tensors of their sizes, as shards."""
         grid, read_in_parts = self._grid, self._parts.get(stage)
         sizes = sample_sizes(batch, grid)
         leaves, spec = pytree.tree_flatten(batch)
@@ -81,8 +81,8 @@ class SampleShards:
         return pytree.tree_unflatten(leaves, spec)
 
     def _agree(self, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Checks that the ranks of a grid read the same batch; gives them rank 0's random state.
-        They compare ``shapes``, and the shapes, dtypes and evenly spread elements of ``tensors``.
+        """Checks that a grid's ranks read the same batch; if their random states differ, sets all
+        to rank 0's. Compares ``shapes``, and shapes, dtypes and some elements of ``tensors``.
         """
         digest = zlib.crc32(str(shapes).encode())
         for tensor in tensors:

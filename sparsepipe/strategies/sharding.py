@@ -34,7 +34,7 @@ _GATHERING = "putting the stages' states together"
 
 
 class ShardedOptimizer:
-    """Reduces ``optimizer``, in place, to this rank's parameters, whose ids are in ``owned``.
+    """Reduces ``optimizer``, in place, to this rank's parameters, whose ``id()`` is in ``owned``.
 
     Attributes:
         whole: the optimizer's former parameters, in order; those of other ranks are empty tensors.
@@ -50,7 +50,7 @@ class ShardedOptimizer:
         self._groups = [list(group["params"]) for group in optimizer.param_groups]
         self._sizes = list(map(len, self._groups))
         self.whole: list[Tensor] = [each for group in self._groups for each in group]
-        self._numbers: list[list[int]] = []  # positions in the whole, by group
+        self._numbers: list[list[int]] = []  # this rank's indices in ``whole``, by group
         numbers = itertools.count()
         for group in optimizer.param_groups:
             owns = [(next(numbers), p) for p in group["params"]]
@@ -59,13 +59,13 @@ class ShardedOptimizer:
         for parameter in self.whole:
             if id(parameter) not in owned:
                 optimizer.state.pop(parameter, None)
-        # Early stages may update only after the scheduler's first step, of which torch would warn.
+        # Early stages may first update after the scheduler's first step: torch would warn of it.
         optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def collect(self, *, given: Collection[int]) -> State:
         """Returns the whole optimizer's state on rank 0, this rank's on others; a collective call.
 
-        ``given``: ids of the parameters whose state this rank sends.
+        ``given``: ``id()`` of each parameter whose state this rank sends.
         """
         local = self.optimizer.state_dict()
         numbers = [n for group in self._numbers for n in group]
@@ -83,7 +83,7 @@ class ShardedOptimizer:
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def restore(self, state: Mapping[int, Any]) -> None:
-        """Gives the optimizer all parameters again; ``state`` holds their states, by index."""
+        """Gives the optimizer all parameters again; ``state``: states by index in ``whole``."""
         for group, parameters in zip(self.optimizer.param_groups, self._groups, strict=True):
             group["params"] = list(parameters)
         for number, parameter in enumerate(self.whole):
@@ -119,7 +119,7 @@ class GlobalNorm:
 
     Args:
         parameters: all parameters of the whole optimizer, in its order.
-        given: ids of the parameters whose norms this rank sends; exactly one rank sends each norm.
+        given: ``id()`` of each parameter whose norm this rank sends; no other rank sends it.
     """
 
     def __init__(self, parameters: Sequence[Tensor], *, given: Collection[int]) -> None:
@@ -190,7 +190,7 @@ class ShardedModule(Generic[_Part]):
 
     Attributes:
         optimizer: the sharded optimizer; None if nothing is trained.
-        given: ids of the parameters that this rank sends to others.
+        given: ``id()`` of each parameter that this rank sends to others.
         norm: clips by the norm of all ranks' gradients.
     """
 

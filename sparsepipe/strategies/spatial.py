@@ -42,7 +42,7 @@ class SpatialStrategy(DataParallelStrategy):
     All ranks of a grid read the same batches, of which each keeps its shard; a data set with
     ``sample_sizes`` and ``read_part`` reads no more than that. The sample is the first tensor of a
     batch that has a batch and a channel dimension before those of the grid. Tensors with its
-    spatial sizes, such as voxel labels, are cut as well; everything else is the same on all ranks.
+    spatial sizes, such as voxel labels, are cut as well; all else is the same on a grid's ranks.
 
     Args:
         grid: number of shards along each of the last dimensions; ``auto``: the grid that exchanges
@@ -58,7 +58,7 @@ class SpatialStrategy(DataParallelStrategy):
         grid: the grid of ranks that share this rank's samples, while a Trainer runs.
 
     Raises:
-        ConfigError: when training starts, the product of grid and replicas is not the number of
+        ConfigError: when a Trainer starts, the product of grid and replicas is not the number of
             ranks, or a layer cannot compute with shards.
     """
 
@@ -108,7 +108,7 @@ class SpatialStrategy(DataParallelStrategy):
         size = self.world_size // self._replicas
         process_group.ranks_per_sample = size
         # The group of this rank's grid, and that of the ranks in the same place of all grids. The
-        # first is a separate group even if it has all ranks: DDP's messages travel between halos.
+        # first is a separate group even if it has all ranks: DDP sends messages in between halos.
         grids = [range(first, first + size) for first in range(0, self.world_size, size)]
         places = [range(place, self.world_size, size) for place in range(size)]
         options: dict[str, Any] = {
@@ -169,7 +169,7 @@ class SpatialStrategy(DataParallelStrategy):
 
     @override
     def process_dataloader(self, dataloader: object) -> object:
-        """Returns the loader, whose data set now reads only this rank's shards if it can."""
+        """Returns the loader; its data set, if it can read parts, now reads this rank's shards."""
         assert self._shards is not None
         self._shards.read(dataloader, stage_of(self.lightning_module))
         return dataloader

@@ -33,7 +33,7 @@ LoggedValue = _ResultMetric
 _EVALUATING = (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING, RunningStage.TESTING)
 _BATCH_HOOKS = ("_on_before_batch_transfer", "_apply_batch_transfer_handler")
 ACCUMULATED = ("value", "cumulated_batch_size", "_update_count", "has_reset", "_forward_cache")
-"""Attributes with a LoggedValue's sums, which Lightning replaces: saved ones stay valid."""
+"""Attributes with a LoggedValue's sums, never changed in place: saved values stay valid."""
 move_optimizer = _optimizer_to_device
 """Moves an optimizer's state, except for step counters, to a device."""
 process_group_exists = _distributed_is_initialized
@@ -124,13 +124,13 @@ has_read_all: Callable[[Any], bool] = attrgetter("_data_fetcher.done")
 optimizer_steps: Callable[[pl.Trainer], int] = attrgetter(
     "fit_loop.epoch_loop._batches_that_stepped"
 )
-"""Number of training batches after which the optimizer stepped: the step that loggers get."""
+"""Number of training batches so far that ended with an optimizer step: the loggers' step."""
 
 
 def combined_batch(
     trainer: pl.Trainer, loop: Any, batches: Sequence[Any], *, device: torch.device
 ) -> Any:
-    """Combines ``batches``, one of each loader, and moves the result to a device as a loop does."""
+    """Combines ``batches``, one from each loader, as ``loop`` does, and moves them to a device."""
     module, spec = trainer.lightning_module, loop._combined_loader._spec
     in_turn = reading_mode(loop) == "sequential"
     batch = batches[0] if in_turn else pytree.tree_unflatten(batches, spec)
@@ -149,7 +149,7 @@ def ends_or_saves(trainer: pl.Trainer, step: int) -> bool:
 
 
 def validation_follows(trainer: pl.Trainer) -> bool:
-    """Returns whether Lightning's own rule, even where replaced, validates after this step."""
+    """Returns whether validation follows this step by Lightning's own rule, even if replaced."""
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     assert fetcher is not None
     return bool(type(loop)._should_check_val_fx(loop, fetcher))

@@ -236,7 +236,7 @@ class WandbRunLogger(WandbLogger):
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Logs a row of metrics under the names that they have in the metrics file."""
+        """Logs metrics as one row, without ``_epoch`` in names, as in the metrics file."""
         run = self.experiment  # which may change the step
         # Lightning adds a suffix to the names of an epoch's values.
         short = {name: name.removesuffix("_epoch") for name in metrics}
@@ -272,7 +272,7 @@ def _unset_variables() -> None:
 
 
 def _has_login() -> bool:
-    """Whether the environment, wandb's settings file or the netrc file has a login for its server.
+    """Returns whether the environment, wandb's settings or the netrc file has its server's login.
 
     ``wandb.login`` is not called, since it would contact the server or wait for input.
     """

@@ -22,7 +22,7 @@ from sparsepipe.strategies.pipeline.staged import StagedStrategy
 
 
 class AsynchronousPipeline(Pipeline):
-    """A pipeline whose worker reports each minibatch as soon as it has come back."""
+    """A pipeline whose worker reports each minibatch as soon as it is back at this rank."""
 
     def done(self, minibatch: int, *, loss: Tensor, logs: Logs) -> None:
         self.loss = loss
@@ -41,7 +41,7 @@ class PipelineStrategy(StagedStrategy):
 
     Args:
         config: number of replicas of each stage, such as "2-1"; by default one device per stage.
-        cuts: index of the first layer of each stage but the first; by default from ``balance``.
+        cuts: indices of the first layers of all stages but the first; by default from ``balance``.
         grids: for each stage, the shape of the grid of ranks that share each sample (spatial
             parallelism), such as [None, [1, 2]]; None for a stage of one device, or of replicas.
             A grid counts as one replica in ``config``.

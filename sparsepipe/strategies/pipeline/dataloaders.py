@@ -40,7 +40,7 @@ REMOTE_BATCH = RemoteBatch()
 
 
 class Padded:
-    """Pads a loader to ``length`` batches with stand-ins; without ``reads``, yields only these."""
+    """Pads a loader to ``length`` batches with stand-ins; all are stand-ins without ``reads``."""
 
     def __init__(self, loader: Iterable[Any], length: int, *, reads: bool = True) -> None:
         self.loader, self.reads = loader, reads

@@ -33,7 +33,7 @@ class Logged:
     """One call of ``self.log``.
 
     Attributes:
-        value: the number; for a metric, what its last call returned, or None if that is no number.
+        value: the number; for a metric, what its last call returned; None if that is not a number.
         dtype: the value's dtype if it was a tensor, else None.
         metric: for a metric, the dotted name of the module's attribute, else None.
         options: the other arguments of the call.
@@ -131,7 +131,7 @@ class LogReplay:
                 self._sums[key] = {n: held[n] for n in internals.ACCUMULATED if n in held}
 
     def append(self, minibatches: Iterable[Logs], *, hook: str) -> None:
-        """Adds the calls of ``minibatches`` to what is logged already."""
+        """Executes the calls recorded for ``minibatches``, adding to what is logged already."""
         results = internals.logged_values(self._module.trainer)
         with internals.logging_hook(self._module, hook):
             for note in (note for logs in minibatches for note in logs):

@@ -78,7 +78,7 @@ class LoopPatches:
                 vars(callback).pop("on_train_batch_end", None)
 
     def drain_follows(self) -> bool:
-        """Returns whether the pipeline must drain in the running training step, before its hooks.
+        """Returns whether the pipeline must drain in this training step, before the hooks after it.
         All ranks get the same answer: a stop that this rank alone requests is ignored.
         """
         trainer = self._trainer
@@ -103,14 +103,14 @@ class LoopPatches:
         self._agreed = self._trainer.should_stop = bool(process_group.highest(requested))
 
     def _on_signal(self, signum: Any, _: Any) -> None:
-        """Notes a termination signal, and sends it to ranks that Lightning's launcher started."""
+        """Notes a termination signal; sends it to the ranks that Lightning's launcher started."""
         signals, launcher = internals.signals(self._trainer), self._trainer.strategy.launcher
         if not signals.received_sigterm and launcher is not None:
             launcher.kill(signum)
         signals.received_sigterm = True
 
     def _after_step(self, _: Any) -> bool:
-        """Drains if validation or a stop follows a step; returns whether validation follows."""
+        """Drains if validation or a stop follows this step; returns whether validation does."""
         trainer, signals = self._trainer, internals.signals(self._trainer)
         step = trainer.global_step
         if internals.finds_learning_rate(trainer):

@@ -210,7 +210,7 @@ class Pipeline:
     def note(self, kept: Iterable[tuple[Any, Any]], logs: Logs) -> None:
         """Logs ``logs`` of a training step; ranks of the last stage keep ``kept`` until a drain.
         ``kept`` has, for each microbatch (or minibatch, if these are not cut), a pair: a key to
-        sort by, and (number of the minibatch, number of samples, logs).
+        sort by, and (index of the minibatch, number of samples, logs).
         """
         if self._part.is_last:
             self._kept += kept
@@ -253,9 +253,9 @@ class Pipeline:
     def evaluate(
         self, hook: str, batch: Any, arguments: tuple[Any, ...], *, count: int, predicts: bool
     ) -> Any:
-        """Sends the ``count`` minibatches of a step forward. Returns the prediction for this rank's
-        batch if it ``predicts`` and reads batches, else None; logged values are available after
-        :meth:`end_evaluation`.
+        """Sends the ``count`` minibatches of a step forward. If the step ``predicts``, returns the
+        prediction for the batch that this rank has read, if any; else None. Logged values are
+        available after :meth:`end_evaluation`.
         """
         self.steps.hook, self.steps.arguments = hook, arguments
         found = self.worker.evaluate(batch, count=count, replies=predicts)
@@ -277,7 +277,7 @@ class Pipeline:
             process_group.destroy_group(self.group)
 
     def _exchange(self) -> list[Any]:
-        """Merges all replicas' metrics; returns all kept (minibatch, samples, logs), in order."""
+        """Merges the last stage's metrics; returns what its replicas kept, sorted by their keys."""
         mine, self._kept = self._kept, []
         replica, states = self._last_replica, self._metrics.take_updated()
         own = None if replica is None else (mine, states)

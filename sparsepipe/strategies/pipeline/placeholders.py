@@ -166,7 +166,7 @@ class StageModule(ModulePart):
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Context in which code, but no hook that it calls, reads parameters without a warning."""
+        """Context in which SparsePipe reads parameters without a warning; hooks still cause one."""
         before, self._silent_in = self._silent_in, self._hook()
         try:
             yield
@@ -188,7 +188,7 @@ class StageModule(ModulePart):
         )
 
     def _hook(self) -> str | None:
-        """Returns the running hook's name; None for Lightning's own one that zeroes gradients."""
+        """Returns the running hook's name, if any; None for Lightning's that zeroes gradients."""
         module = self._placement.module
         hook = internals.current_hook(module) if isinstance(module, pl.LightningModule) else None
         return None if hook == _ZEROING and not is_overridden(_ZEROING, module) else hook
@@ -239,7 +239,9 @@ class StageModule(ModulePart):
                 yield name, parameter
 
     def norms(self) -> tuple[dict[str, _BatchNorm], dict[str, _BatchNorm]]:
-        """Returns this stage's batch norms by name, and those outside the layers if not its own."""
+        """Returns, by name, the batch norms that this stage owns, and those outside of the layers;
+        in the last stage, which owns these, the second mapping is empty.
+        """
         inside, norms = f"{self._placement.name}.", norms_of(self._placement.module).items()
         outside = {name: each for name, each in norms if not name.startswith(inside)}
         own = {name: each for name, each in norms if self.holds(name)}

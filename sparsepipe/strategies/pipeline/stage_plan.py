@@ -1,4 +1,4 @@
-"""Plans from a strategy's options, and which stage then owns which part of a module."""
+"""Makes plans from a strategy's options; tells which stage owns which part of a module."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class StagePlacement:
 
 
 def parse_config(config: str | None, *, ranks: int, grids: Grids | None = None) -> tuple[int, ...]:
-    """Returns each stage's number of replicas: (2, 1) for "2-1"; None: one rank or grid each."""
+    """Returns each stage's number of replicas: (2, 1) for "2-1"; for None, one rank or grid."""
     if config is None:
         config = "-".join("1" * (ranks if grids is None else len(grids)))
     parts = str(config).split("-")
@@ -162,7 +162,7 @@ def make_plan(
     num_layers: int,
     grids: Grids | None = None,
 ) -> Plan:
-    """Makes a plan. ``cuts``: index of the first layer of each stage but the first; None: stages
+    """Makes a plan. ``cuts``: indices of the first layers of all stages but the first; None: stages
     share evenly the layers' ``costs``, which are computed only then.
     """
     config = "-".join(map(str, replicas))
@@ -198,7 +198,7 @@ def flop_costs(layers: nn.Sequential, value: Any) -> list[float]:
 def costs_of(
     balance: str, trainer: pl.Trainer, module: pl.LightningModule, layers: nn.Sequential
 ) -> list[float]:
-    """Returns each layer's cost by ``balance``; every rank must call it, as rank 0 counts flops."""
+    """Returns each layer's cost by ``balance``, or by parameters if flops are all 0; collective."""
     if balance == "layers":
         return [1.0] * len(layers)
     parameters = [float(sum(p.numel() for p in layer.parameters())) for layer in layers]

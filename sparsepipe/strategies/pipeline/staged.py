@@ -51,7 +51,7 @@ from sparsepipe.strategies.sharding import ShardedCheckpoints, ShardedModule
 
 
 def _outside_steps(name: str) -> Any:
-    """Makes a method that calls the base class's collective ``name``, but raises within a step.
+    """Makes a method that calls the base class's ``name``, but raises a ConfigError in a step.
     It is a plain function, since Lightning compares such methods among options of ``self.log``.
     """
 
@@ -72,15 +72,15 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     """Splits the layers of one ``nn.Sequential`` of any LightningModule over ranks.
 
     Batches of an evaluation stream through the stages; logged values are available after a loader's
-    last batch. Predictions do not stream: a rank that reads has the result of each batch before it
-    begins its next one. A checkpoint holds the states of all stages; it is written when the
+    last batch. Predictions do not stream: a rank of stage 0 has the result of each batch before it
+    reads the next one. A checkpoint holds the states of all stages; it is written when the
     pipeline is empty, and never after a failure.
 
     Attributes:
         pipeline_class: class of a rank's pipeline.
         is_synchronous: whether the replicas of stage 0 share one minibatch in each step, and the
             gradients of all stages are ready at the same time, to be clipped by one norm.
-        queue_depth: number of training messages that a channel can hold; None: its default.
+        queue_depth: number of training messages that a channel holds; None: the channel's default.
         is_plain: whether a single rank does exactly what a plain Trainer does.
         plan: the stages and their ranks, once a Trainer runs.
         recomputed: the recomputed spans of each stage's layers, once a Trainer runs.
@@ -126,7 +126,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         self._patches: LoopPatches | None = None
         self._summaries: list[ModelSummary] = []
         self._is_partial = False
-        self._evaluated = [0, 0]  # loader and batch of the running evaluation
+        self._evaluated = [0, 0]  # indices of the evaluation's loader and batch
         self._updating = False
         self._updated = -1, -1  # epoch and batch of the last update
 
@@ -142,7 +142,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     def spans_of(
         self, plan: Plan, layers: nn.Sequential, *, trained: nn.Module | None = None
     ) -> StageSpans:
-        """Returns each stage's spans of layers to recompute; checks the norms in ``trained``."""
+        """Returns each stage's recomputed spans; checks ``trained``, the module in a fit."""
         return ((),) * plan.num_stages
 
     @property

@@ -98,7 +98,7 @@ def in_place_of(layers: nn.Sequential, forward: Callable[[Any], Any]) -> Iterato
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The input of ``layers``, and the states before the step of generators that it drew from."""
+    """The input of ``layers``, and the states that generators had before the step used them."""
 
     value: Any
     randomness: Mapping[str, Any]
@@ -107,7 +107,7 @@ class Opened:
 def run_until_layers(
     layers: nn.Sequential, step: Callable[[], Any], *, module: nn.Module | None = None
 ) -> Opened:
-    """Runs a step up to its call of ``layers``; watches the random generators of ``module``."""
+    """Runs a step up to its call of ``layers``; notes which random generators it draws from."""
 
     def leave(value: Any) -> Any:
         raise _Called(value)
@@ -202,7 +202,7 @@ def without_input(batch: Any, value: Any) -> Any:
 
 
 class ModuleSteps:
-    """Runs both halves of a module's training, validation, test and prediction steps.
+    """Runs a module's steps: up to their call of ``layers``, from there on, or as a whole.
 
     ``in_step`` makes the context in which the module's method runs; ``send_input`` tells whether
     the last stage gets the input of ``layers`` too.
@@ -228,7 +228,7 @@ class ModuleSteps:
         self.hook, self.arguments = TRAINING, tuple[Any, ...]()
 
     def open(self, batch: Any) -> tuple[Any, Any]:
-        """Runs the first half; returns the layers' input, and the ``rest`` for :meth:`close`."""
+        """Runs a step up to the layers; returns their input, and the ``rest`` for :meth:`close`."""
         with replaced_log(self._module), self._autocast():
             opened = run_until_layers(self._layers, lambda: self._step(batch), module=self._module)
         drawn = safe_pickle.dumps(opened.randomness) if opened.randomness else None
@@ -236,7 +236,7 @@ class ModuleSteps:
         return opened.value, {"batch": rest, "randomness": drawn}
 
     def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, Logs]:
-        """Runs the second half, with ``run()`` for the layers; returns loss or result, and logs."""
+        """Runs a step with ``run()`` for the layers; returns its loss or result, and logs."""
         batch, drawn = rest["batch"], rest["randomness"]
         with self._recorder.recording(batch, hook=self.hook) as notes, self._metrics.tracking():
             result = run_from_layers(
@@ -250,7 +250,7 @@ class ModuleSteps:
         return self._loss_or_result(result), tuple(notes)
 
     def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Logs]:
-        """Runs a whole step, with ``run`` for the layers; returns its loss or result, and logs."""
+        """Does the work of both, with ``run`` for the layers; returns loss or result, and logs."""
         with (
             self._recorder.recording(batch, hook=self.hook) as notes,
             self._metrics.tracking(),
