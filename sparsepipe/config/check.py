@@ -40,7 +40,7 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 def check_names(raw: Mapping[str, Any]) -> None:
-    """Raises a ConfigError for keys unknown to the schema and to the source of their targets.
+    """Raises a ConfigError for keys that the schema or the source of a node's target lacks.
 
     Imports no target and resolves no interpolation. Does not check groups that are replaced with
     those of a ``checkpoint``'s training.
@@ -69,7 +69,7 @@ _adapter = functools.cache(TypeAdapter[Any])
 
 
 def check_fields(value: Any, schema: type) -> Iterator[str]:
-    """Yields a text for each missing, unknown or wrong key of ``value``, by a dataclass."""
+    """Yields a text for each key of ``value`` that is missing, unknown or wrong in a dataclass."""
     try:
         _adapter(schema).validate_json(json.dumps(value))
         return

@@ -65,7 +65,7 @@ _PLACES = ("cache_dir", "root", "split")
 def replayed(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
     """Replaces ``--from RUN`` with an override that names the run, and with the run's overrides.
 
-    They come before the command's overrides, so settings that follow from others still do. If the
+    They come before the command's overrides; settings computed from others follow both. If the
     command chooses an option of a group, the run's overrides of this group are left out.
 
     Args:
@@ -151,7 +151,7 @@ def _set_by(given: Sequence[str]) -> set[str]:
 def _merged(
     raw: Mapping[str, Any], recorded: Mapping[str, Any], names: Iterable[str], keys: set[str]
 ) -> dict[str, Any]:
-    """Returns ``raw`` with the recorded values of ``names`` and their keys, except of ``keys``."""
+    """Returns ``raw`` with recorded values of the keys and groups ``names``, except of ``keys``."""
     ours, theirs, kept = flatten(raw), flatten(_escaped(recorded)), copy.deepcopy(dict(raw))
     for name in names:
         taken = {k: v for k, v in theirs.items() if is_below(k, (name,)) and not is_below(k, keys)}

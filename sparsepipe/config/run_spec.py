@@ -141,7 +141,7 @@ class RunSpec(Config):
             return cls.from_dict({"force": False, **value})
 
     def to_yaml(self) -> str:
-        """The text of ``config.yaml``: all values except ``force``, and the working directory."""
+        """The text of ``config.yaml``: all values but ``force``, plus the working directory."""
         from omegaconf import OmegaConf
 
         settings = {key: value for key, value in self._values.items() if key != "force"}
@@ -215,7 +215,7 @@ class RunSpec(Config):
 
     @property
     def recompute_memory(self) -> dict[str, Any]:
-        """Memory settings of ``parallel.search``, which apply to recomputation as well."""
+        """Memory settings that ``parallel.search`` gives, by name; recomputation uses them too."""
         search = self._values["parallel"].get("search") or {}
         return {key: search[key] for key in ("optimizer_bytes", "reserved_bytes") if key in search}
 

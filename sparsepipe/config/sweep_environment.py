@@ -53,7 +53,7 @@ def given_overrides(config: DictConfig) -> list[str]:
 
 
 def command_of(overrides: Sequence[str]) -> str:
-    """A short name of a sweep: a hash of its overrides, the same if the sweep is restarted."""
+    """A short name of a sweep: a hash of its overrides except those of force, logger and paths."""
     plain = (each.lstrip("+~") for each in overrides)
     kept = sorted(each for each in plain if not each.startswith(_NOT_COMMAND))
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:8]

@@ -145,7 +145,7 @@ def parameters_of(path: str) -> Parameters:
 
 
 def names_in_source(path: str) -> set[str] | None:
-    """Names of a callable's parameters, read from its source; None if it does not show them.
+    """Names of a callable's parameters, read from its source; None if that does not show all.
 
     So a misspelt key is reported without importing torch and Lightning, which takes seconds.
     Values are checked once the callable is imported.

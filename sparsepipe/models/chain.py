@@ -168,7 +168,7 @@ def head_entries(
 
 
 def require(holds: bool, name: str, value: object, valid: str) -> None:
-    """Raises a ``ConfigError`` about ``model.<name>`` unless ``holds``; ``valid`` is its remedy."""
+    """Raises a ``ConfigError`` about ``model.<name>`` unless ``holds``; ``valid``: valid values."""
     if not holds:
         raise ConfigError(f"model.{name}={value!r} is not valid", remedy=f"choose {valid}")
 

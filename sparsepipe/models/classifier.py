@@ -89,7 +89,7 @@ class Optimised(pl.LightningModule):
     Either argument may also be a mapping with ``_target_`` that describes it.
 
     Args:
-        optimizer: callable that returns an optimizer of the parameters it gets.
+        optimizer: callable that returns an optimizer for the parameters that it gets.
         schedule: an :class:`LRSchedule`; or a callable (Hydra's ``_partial_: true``) that returns a
             scheduler for an optimizer, to advance once an epoch; None: a constant rate.
     """

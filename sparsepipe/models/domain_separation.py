@@ -98,7 +98,7 @@ class DomainExchange:
         return counts
 
     def add_up(self, value: Tensor, domain: str | None) -> Tensor:
-        """Returns the sum of a norm's ``value`` over the processes with ``domain`` (None: all)."""
+        """Adds up a batch norm's sums ``value`` over the processes with ``domain`` (None: all)."""
         return value
 
     def whole(self, value: Tensor) -> Tensor:
@@ -174,8 +174,8 @@ class DomainSeparation(Optimised):
     def adapt_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns the weights of a network with other domains, adapted to this network's domains.
 
-        Private encoders, statistics and discriminator logits of new domains keep this network's
-        values; those of domains that this network lacks are left out.
+        Private encoders, norm statistics and discriminator logits of new domains keep their values
+        in this network; those of domains that this network lacks are left out.
         """
         pattern = re.compile(r"network\.private\.(\w+)\.")
         named = [match[1] for name in weights if (match := pattern.match(name))]

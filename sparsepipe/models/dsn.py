@@ -43,7 +43,7 @@ class DomainNorm(nn.Module):
     Args:
         channels: C of inputs [B, C, ...], or of the rows [M, C] of a sparse tensor.
         domains: names of domains with statistics of their own; empty: all domains share them.
-        together: whether samples of all domains are normalised together; else of one domain.
+        together: whether samples of all domains are normalised together; else those of one domain.
 
     Attributes:
         domain: name of the next input's domain, which :func:`of_domain` sets.
@@ -134,7 +134,7 @@ class DomainSeparationNetwork(nn.Module):
         code: number of values of a code, C.
         num_classes: number of classes, K.
         decoder: maps codes [B, C] to reconstructions [B, *decoded_shape].
-        decoded: maps a batch's input to the tensor to reconstruct, of the same shape.
+        decoded: maps a batch's input to the tensor to reconstruct [B, *decoded_shape].
         decoded_shape: shape of a sample's reconstruction.
         norm: see :data:`Norm`; ``all`` needs inputs that can be concatenated.
         losses: losses of the training; None: the defaults of :class:`DomainLosses`.

@@ -32,8 +32,8 @@ _FULL = 4096
 
 
 class UpScore(nn.Module):
-    """Upsamples scores by ``factor`` to the size of the tensor kept last, adds that tensor's scores
-    if its ``skip_channels`` are given, and drops it.
+    """Upsamples scores by ``factor`` to the size of the tensor kept last, which it drops; with
+    ``skip_channels``, the number of channels of that tensor, adds scores computed from it.
     """
 
     def __init__(self, num_classes: int, *, factor: int, skip_channels: int | None = None) -> None:

@@ -85,7 +85,7 @@ class Predictions(Metric):
 
     def compute(self) -> dict[str, Tensor]:
         """Returns ``index``, ``label``, ``prediction`` and ``probability``, each [S], of S samples,
-        sorted by index; a sample of several ranks appears once.
+        sorted by index; a sample that several ranks have seen appears once.
         """
         kept = {name: getattr(self, name) for name in _OF_SAMPLE}
         found = {

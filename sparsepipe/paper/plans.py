@@ -116,7 +116,7 @@ def best_paper_cuts(problem: Problem, gpus: int) -> Solution:
 def paper_mp_plan(
     gpus: int, *, model: str = "sparsepipe_mp", bandwidth_bytes_per_s: float = 60e6
 ) -> Plan:
-    """The plan of MP in Table III, TITAN V first, with the best cuts by cost model ``model``."""
+    """The plan of MP in Table III, on TITAN V first, with the best cuts by cost model ``model``."""
     problem = paper_problem(gpus, model, bandwidth_bytes_per_s)
     best = best_paper_cuts(as_uniform(problem, MP_DEVICE), gpus)
     stages = assign_in_order(best.stages, problem.pool, range(len(problem.pool.kinds)))

@@ -42,7 +42,7 @@ class ReportContents:
         name: ``name=`` of the runs to read; None: they have the name of their experiment.
         outputs: the directory to which runs are written.
         source: the directory of runs, or the ledger file, from which runs are read.
-        scale: only runs of this scale count; None: those of all scales.
+        scale: only runs of this scale, or without any, count; None: those of all scales.
     """
 
     exhibits: tuple[str, ...]
@@ -117,7 +117,7 @@ class Report(Task):
         exhibits: names of the tables and figures; None: that of the experiment, or all for the
             experiment ``all``.
         where: a directory of runs, or a ledger file; None: ``paths.outputs``.
-        scale: the only scale whose runs count; None: all scales, each in separate tables.
+        scale: only runs of this scale, or without any, count; None: all, in separate tables.
         **of_the_experiment: arguments that the experiment sets for its own task; ignored.
     """
 

@@ -196,7 +196,7 @@ def _hete_row(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, 
 
 
 def _gain(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]:
-    """A row on how many times as fast as HETE-MP, with this and its best order, ``exact`` is."""
+    """A row with the speed of ``exact`` over that of HETE-MP, with this order and its best one."""
     problem = paper_problem(gpus, model, bandwidth)
     heuristic, best = hete_mp(problem, order=order), exact(problem)
     heuristic_s, best_s = _bottleneck_s(problem, heuristic), _bottleneck_s(problem, best)

@@ -27,8 +27,8 @@ class Action:
     Args:
         kind: ``F`` forward, ``B`` backward, ``U`` update.
         number: number of the minibatch, from 0; for an update, number of the round. A round is one
-            minibatch if minibatches are split into microbatches, else one for each replica of the
-            stage.
+            minibatch if minibatches are split into microbatches, else one minibatch for each
+            replica of the stage.
         microbatch: number of the microbatch, from 0; None if minibatches are not split.
     """
 
@@ -42,7 +42,7 @@ class Action:
 
     @property
     def turn(self) -> int:
-        """Number of the microbatch, else of the minibatch, by which replicas take turns."""
+        """Number of the microbatch, or of an unsplit minibatch, by which replicas take turns."""
         return self.number if self.microbatch is None else self.microbatch
 
     @classmethod
@@ -62,10 +62,10 @@ class Schedule:
 
     Args:
         plan: the stages and their ranks.
-        actions: a tuple of actions for each rank.
+        actions: for each rank, its actions in the order in which it runs them.
 
     Raises:
-        ScheduleError: the number of tuples is not the number of ranks.
+        ScheduleError: ``actions`` does not have one entry for each rank.
     """
 
     plan: Plan

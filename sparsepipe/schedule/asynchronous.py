@@ -26,7 +26,7 @@ class RankOrder:
     the pipeline drains. Minibatches and updates are numbered from 0 after every drain.
 
     Attributes:
-        minibatches: number of minibatches since the last drain, over all replicas.
+        minibatches: number that entered the pipeline since the last drain, over all replicas.
         updates: number of this rank's updates since the last drain, before the current action.
     """
 
@@ -41,7 +41,7 @@ class RankOrder:
         self.updates = 0
 
     def ahead(self, minibatch: int) -> int:
-        """Number of updates left before that of ``minibatch``; at its forward, its staleness."""
+        """Number of updates to come before that of ``minibatch``; at its forward, its staleness."""
         return minibatch // self._replicas - self.updates
 
     def following(self, minibatch: int) -> int:
@@ -53,10 +53,10 @@ class RankOrder:
         return update * self._replicas
 
     def step_of(self, update: int) -> int:
-        """The round of stage 0 with the minibatch of the first replica's last forward before
-        ``update``; other replicas may reach the update in another round.
+        """The round of stage 0 that contains the minibatch of the last forward that replica 0 of
+        this stage runs before ``update``; other replicas may reach the update in another round.
 
-        The result is final while a rank runs the update: the minibatch has come, or never will.
+        The result is final while a rank runs the update: that minibatch has come, or never will.
         """
         forward = (self._warmup + update) * self._replicas
         return min(forward, self.minibatches - 1) // self._readers
@@ -79,14 +79,14 @@ class RankOrder:
     def drain(self) -> Iterator[Action]:
         """Yields the remaining actions if no more minibatches come; then numbers restart at 0.
 
-        Replicas without a minibatch in the last round take part in its update.
+        Replicas without a minibatch in the last round take part in its update, too.
         """
         while self.updates * self._replicas < self.minibatches:
             yield from self._finish_round()
         self.minibatches = self._forwards = self.updates = 0
 
     def _finish_round(self) -> Iterator[Action]:
-        """Yields the backward of this rank's oldest minibatch, if one is left, and the update."""
+        """Yields this rank's backward in the oldest unfinished round, if any, and the update."""
         minibatch = self.updates * self._replicas + self._replica
         if minibatch < self.minibatches:
             yield _action("B", minibatch)
@@ -95,7 +95,7 @@ class RankOrder:
 
 
 def asynchronous(plan: Plan, minibatches: int) -> Schedule:
-    """The asynchronous 1F1B schedule of so many ``minibatches``, with a drain at the end."""
+    """The asynchronous 1F1B schedule of a run of ``minibatches``, with a drain at the end."""
     ranks = range(plan.num_ranks)
     orders = (asynchronous_order(plan, rank, MinibatchSupply(minibatches)) for rank in ranks)
     return Schedule(plan, tuple(map(tuple, orders)))

@@ -18,9 +18,9 @@ Way = Literal["direct", "chain"]
 CHUNK_BYTES = 2**20
 """Size of the chunks that go through a chain; a vector up to this size is one chunk.
 
-A sum of 64 MiB over 4 and 3 ranks, joined at 125 MB/s, took 586 to 592 ms with chunks of 512 KiB to
-2 MiB, 979 ms with 64 KiB and 634 ms with 4 MiB (benchmarks/ordered_sum.py --only link --chunk-kib,
-two idle cores).
+A sum of 64 MiB over hosts of 4 and 3 ranks, joined at 125 MB/s, took 586 to 592 ms with chunks of
+512 KiB to 2 MiB, 979 ms with 64 KiB and 634 ms with 4 MiB (benchmarks/ordered_sum.py --only link
+--chunk-kib, two idle cores).
 """
 
 HOP_BYTES = 2**17
@@ -49,7 +49,7 @@ def way_of(hosts: Sequence[Hashable], num_bytes: float) -> Way:
 
 
 def direct_cost(hosts: Sequence[Hashable], num_bytes: float) -> float:
-    """Cost of a direct sum in bytes: what the busiest host sends, and the cost of two hops."""
+    """Cost of a direct sum in bytes: what the busiest host sends, plus the cost of two hops."""
     return direct_load(hosts) * num_bytes + 2 * HOP_BYTES
 
 
@@ -67,13 +67,13 @@ def chain_cost(hosts: Sequence[Hashable], num_bytes: float) -> float:
 
 
 def direct_load(hosts: Sequence[Hashable]) -> float:
-    """Bytes that the busiest host sends to others, and receives, in sizes of the vector."""
+    """Bytes that the busiest host sends (it receives as many), as a multiple of the vector's."""
     m = len(hosts)
     return max(2 * n * (m - n) / m for n in Counter(hosts).values())
 
 
 def chain_load(hosts: Sequence[Hashable]) -> int:
-    """Bytes that the busiest host of a chain sends to others, in sizes of the vector."""
+    """Bytes that the busiest host of a chain sends to others, as a multiple of the vector's."""
     crossing = Counter(
         host for here, there in pairwise(hosts) if here != there for host in (here, there)
     )

@@ -55,14 +55,14 @@ class Plan:
     """Stages that cover a model's layers, in order.
 
     Args:
-        stages: at least one; each begins where the one before ends.
+        stages: at least one; each begins with the layer after the last of the one before.
         details: further entries of the plan file: ``bottleneck_s``, ``stage_times_s``,
             ``rank_times_s``, ``transfer_times_s``, ``cost_model``, ``strategy``, and the inputs of
             the search.
 
     Raises:
         PlanError: the stages leave a gap or overlap, or a stage has no device, or not as many as
-            its grid.
+            its grid has positions.
     """
 
     stages: tuple[Stage, ...]
@@ -114,7 +114,7 @@ class Plan:
         """A plan from numbers of replicas and cuts, with devices called ``rank 0``, ``rank 1`` etc.
 
         Args:
-            config: number of replicas of each stage, such as ``"2-1"``.
+            config: number of replicas of each stage, such as ``"2-1"``; a grid counts as one.
             cuts: the first layer of each stage except stage 0.
             num_layers: number of the model's layers.
             grids: shape of each stage's grid, None for a stage without one; None: no grids.
@@ -224,7 +224,7 @@ class Plan:
         return self.rank_of(self.stage_of(rank), self.replica_of(rank))
 
     def rank_for(self, stage: int, minibatch: int) -> int:
-        """The rank that handles ``minibatch`` in ``stage``."""
+        """The rank that handles ``minibatch``, or the microbatch with this number, in ``stage``."""
         return self.rank_of(stage, minibatch % self.replicas(stage))
 
     def microbatches_of(self, rank: int, count: int) -> range:
@@ -233,7 +233,7 @@ class Plan:
         return in_turn(count, replica=self.replica_of(rank), replicas=self.replicas(stage))
 
     def peers(self, upstream: int, downstream: int) -> Iterator[tuple[int, int]]:
-        """Yields the pairs of ranks, one of each stage, that handle a common minibatch."""
+        """Yields (upstream, downstream) pairs of ranks that handle a common minibatch, sorted."""
         a, b = self.replicas(upstream), self.replicas(downstream)
         pairs = {(self.rank_for(upstream, m), self.rank_for(downstream, m)) for m in range(a * b)}
         return iter(sorted(pairs))
@@ -293,7 +293,7 @@ class Plan:
 
 
 def _stage(entry: Any, place: str) -> Stage:
-    """Reads a stage of a plan file; raises a ValueError that names the wrong entry in ``place``."""
+    """Reads the stage at the path ``place`` of a plan file; a ValueError names the wrong entry."""
     value = reading.mapping(entry, place)
     layers = _wholes(value.get("layers"), f"{place}.layers")
     if len(layers) != 2:
@@ -308,7 +308,7 @@ def _stage(entry: Any, place: str) -> Stage:
 
 
 def _check_details(value: Mapping[str, Any]) -> None:
-    """Raises a ValueError if an entry that runs use, besides the stages, is not valid."""
+    """Raises a ValueError if an entry that runs read, other than the stages, is not valid."""
     for key in ("bottleneck_s", "profiling_s"):
         if value.get(key) is not None:
             reading.amount(value[key], key)
@@ -330,7 +330,7 @@ def _wholes(value: Any, place: str) -> list[int]:
 def grids_of(
     replicas: Sequence[object], grids: Sequence[Sequence[int] | None] | None
 ) -> list[tuple[int, ...] | None]:
-    """The grid of each stage, or None; ``replicas`` has an entry for each stage."""
+    """The shape of each stage's grid (None: no grid); ``replicas``: one entry for each stage."""
     if grids is None:
         return [None] * len(replicas)
     if len(grids) != len(replicas):
@@ -342,7 +342,7 @@ def grids_of(
 
 
 def devices_of(replicas: Sequence[int], grids: Sequence[Sequence[int] | None] | None) -> list[int]:
-    """The number of devices of each stage: its replicas times the positions of its grid."""
+    """The number of devices of each stage: replicas times positions of its grid, if it has one."""
     shapes = grids_of(replicas, grids)
     return [count * math.prod(shape or (1,)) for count, shape in zip(replicas, shapes, strict=True)]
 
@@ -388,7 +388,7 @@ def _best_cuts(
     cost: Callable[[int, int, int], float],
     combine: Callable[[float, float], float],
 ) -> tuple[float, list[int]]:
-    """The least cost of all stages, and its cuts; among equal costs, the latest cuts.
+    """The least combined cost of all stages, and its cuts; among equal costs, the latest cuts.
 
     ``cost`` takes a stage, its first layer and the layer after its last. ``combine`` adds the cost
     of one more stage to that of the stages before; it must rise with both arguments.

@@ -23,11 +23,11 @@ class Span:
             way to ``target``; ``sum`` for a sum of gradients over the replicas of the rank's stage;
             anything else is something the rank does besides its actions, such as ``loads``.
         number: number of the minibatch; for an update or a sum, of its round.
-        microbatch: number of the microbatch, or of the part of the gradients that are summed; None
-            if the minibatch or the gradients are not divided.
+        microbatch: number of the microbatch or, for a sum, of the part of the gradients; None if
+            the minibatch or the gradients are not divided.
         start: time at the beginning, in seconds or in the unit of the costs.
         end: time at the end, in the same unit.
-        target: the rank to which a message is sent.
+        target: the rank to which a message is sent; None: the span is not a message.
         num_bytes: size of a message, or of the gradients that one replica adds to a sum.
     """
 

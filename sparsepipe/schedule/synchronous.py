@@ -20,7 +20,7 @@ WARMUPS = {"1f1b": 1, "eager_1f1b": 2}
 def naive(plan: Plan, minibatches: int) -> Schedule:
     """Naive model parallelism: one minibatch after the other, one stage at a time.
 
-    Each replica of a stage runs one minibatch between two updates.
+    Each replica of a stage runs one minibatch before each update; in the last round, one or none.
     """
     return _of(plan, lambda rank: naive_order(plan, rank, MinibatchSupply(minibatches)))
 
@@ -39,7 +39,7 @@ def naive_order(plan: Plan, rank: int, supply: MinibatchSupply) -> Iterator[Acti
 def gpipe(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
     """GPipe (Huang et al., section 2.2): all forwards, then all backwards, then the update.
 
-    Microbatches run backward in the reverse order.
+    The backwards of the microbatches run in the reverse order of their forwards.
     """
     return synchronous_by_name("gpipe", plan, minibatches, microbatches=microbatches)
 
@@ -115,8 +115,8 @@ def order_by_name(name: str) -> MicrobatchOrder:
 
 
 def synchronous_by_name(name: str, plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
-    """The schedule ``name`` (see :func:`order_by_name`) of so many ``minibatches``, each cut into
-    ``microbatches``.
+    """The schedule ``name`` (see :func:`order_by_name`) of a run of ``minibatches``, each cut into
+    ``microbatches`` microbatches.
     """
     order = order_by_name(name)
     return _of(plan, lambda rank: order(plan, rank, MinibatchSupply(minibatches), microbatches))
@@ -125,7 +125,7 @@ def synchronous_by_name(name: str, plan: Plan, minibatches: int, *, microbatches
 def _in_turn(
     plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int, *, warmups: int
 ) -> Iterator[Action]:
-    """Yields the forwards of the warm-up, then forwards and backwards in turn."""
+    """Yields the actions of 1F1B with a warm-up of ``warmups`` times :meth:`Plan.warmup`."""
     parts = plan.microbatches_of(rank, microbatches)
     ahead = warmups * plan.warmup(plan.stage_of(rank))
     for minibatch, _ in enumerate(supply.portions(1)):

@@ -133,7 +133,7 @@ def _check_stages(schedule: Schedule) -> None:
 
 
 def _steps(schedule: Schedule, rank: int, *, gradient_first: bool) -> Iterator[_Step]:
-    """Yields what a rank sends and receives and its meetings for updates, in order."""
+    """Yields, in order, the messages that a rank takes and puts, and its meetings for updates."""
     plan = schedule.plan
     stage = plan.stage_of(rank)
     held: list[_Step] = []  # gradients that are sent after the next update

@@ -1,4 +1,4 @@
-"""The weights that each minibatch uses in a schedule, and the number of sets of weights at a time.
+"""The weights that each minibatch uses in a schedule, and how many sets a rank holds at a time.
 
 Version v of a rank's weights are its weights after v updates.
 """
@@ -32,7 +32,7 @@ class Passage:
 
 
 def passages(schedule: Schedule, rank: int) -> dict[int, Passage]:
-    """The passage of every minibatch that ``rank`` handles, by its number, ordered by forwards.
+    """The passage of every minibatch that ``rank`` handles, by minibatch, in order of forwards.
 
     The schedule must not split minibatches into microbatches.
     """
@@ -57,7 +57,7 @@ def included_at(plan: Plan, minibatch: int) -> int:
     ``minibatch``, in the asynchronous schedule.
 
     Under vertical sync, every stage uses weights that include these minibatches and no later ones.
-    The run may end before ``minibatch``: weights for a rank's next one are kept until the drain.
+    The run may end before ``minibatch``; weights for it are then kept until the drain.
     """
     replicas = plan.replicas(0)
     return max(0, minibatch // replicas - plan.warmup(0)) * replicas
@@ -91,9 +91,9 @@ class Tally:
         rank: the rank whose actions :meth:`see` gets.
 
     Attributes:
-        stashed: largest number of sets at a time so far under weight stashing, with the newest.
+        stashed: largest number of sets at a time so far under weight stashing, the newest included.
         vertical: the same under vertical sync, for asynchronous schedules. Until the drain, the
-            version that the rank's next minibatch would need and all later ones are kept.
+            version that the rank's next minibatch would need and all later versions are kept.
         predicted: the same under SpecTrain: the newest, and one for each minibatch in flight.
     """
 
@@ -155,7 +155,7 @@ def peak_predicted(schedule: Schedule, rank: int) -> int:
 def _tally(schedule: Schedule, rank: int) -> Tally:
     plan, tally = schedule.plan, Tally(schedule.plan, rank)
     kinds = [action.kind for action in schedule.actions[rank]]
-    drain, forwards = 0, kinds.count("F")  # the place of the first action of the drain
+    drain, forwards = 0, kinds.count("F")  # the index of the first action of the drain
     if forwards:
         # Once all forwards ahead have run, each forward is followed by a backward and an update.
         brings = 3 if forwards > plan.warmup(plan.stage_of(rank)) else 1

@@ -55,7 +55,7 @@ class DomainSteps:
         network: the links between the ranks.
         costs: costs of a step, by rank.
         shared: the sum of the gradients of shared parameters, over all ranks.
-        private: the sums of each domain's other gradients over its ranks, after ``shared``.
+        private: the sums of each domain's other gradients over its ranks, which follow ``shared``.
         algorithm: how ranks sum, as in :func:`~sparsepipe.simulate.network.reduction_legs`.
     """
 
@@ -96,7 +96,7 @@ class DomainSteps:
         return record
 
     def minibatch_s(self) -> float:
-        """Seconds from the end of the second minibatch to that of the third, and of later ones."""
+        """Seconds from the end of a minibatch to that of the next, from the second minibatch on."""
         return self.record(3).end_s - self.record(2).end_s
 
     def _sent(self, number: int, encoded_s: Sequence[float]) -> list[Span]:

@@ -349,7 +349,7 @@ class CycleDetector:
 
 
 def repetition(times_s: list[float]) -> int | None:
-    """The shortest period, in entries, of the last intervals of ``times_s``; None: no period."""
+    """Number of entries after which the last intervals of ``times_s`` repeat; None: they do not."""
     last = len(times_s) - 1
     for cycle in range(1, last // 2 + 1):
         took_s = times_s[last] - times_s[last - cycle]

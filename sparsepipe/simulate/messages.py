@@ -116,7 +116,7 @@ class MessageQueue:
 
     def state(self, number: int) -> State | None:
         """Where messages are, with minibatches counted from ``number``, and when the message under
-        way will have left or arrived; None: the queue has no message, and none is awaited.
+        way leaves or, having left, arrives; None: the queue has no message, and none is awaited.
         """
         if self._moving is None and not (self._waiting or self._there or self._is_awaited):
             return None
@@ -162,7 +162,7 @@ class Messages:
         self._behind = [[*stages, []][stage + 1] for stage in of_ranks]
 
     def queue_of(self, rank: int, action: Action, *, incoming: bool) -> MessageQueue | None:
-        """The queue from which ``action`` takes (``incoming``) or to which it sends; None: none."""
+        """The queue from which ``action`` takes (``incoming``) or to which it sends, if any."""
         peers = (self._before if (action.kind == "F") == incoming else self._behind)[rank]
         if not peers:
             return None
@@ -171,7 +171,7 @@ class Messages:
         return self._queue(action.kind, *ends)
 
     def states(self, number: int) -> Iterator[tuple[object, State]]:
-        """Yields (kind of action, sender, receiver) and state of each queue that is not idle."""
+        """Yields key (kind, sender, receiver) and :meth:`MessageQueue.state` of each busy queue."""
         for key, queue in self._queues.items():
             if (state := queue.state(number)) is not None:
                 yield key, state

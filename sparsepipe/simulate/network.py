@@ -169,7 +169,7 @@ def reduction_legs(
 def _direct(
     network: ClusterNetwork, ranks: Sequence[int], num_bytes: float
 ) -> tuple[list[list[Leg]], float]:
-    """Parts go to the ranks that sum them, then sums to all; legs with equal ports are merged."""
+    """Parts go to the ranks that sum them, then sums go to all; legs over the same ports merge."""
     by_host: dict[int, list[int]] = {}
     for rank in ranks:
         by_host.setdefault(network.hosts[rank], []).append(rank)
@@ -190,7 +190,7 @@ def _direct(
 def _chain(
     network: ClusterNetwork, ranks: Sequence[int], num_bytes: float
 ) -> tuple[list[list[Leg]], float]:
-    """All neighbours at once; latency includes a chunk's time on all but the busiest port."""
+    """Neighbours send at once; the latency includes a chunk's time on all but the busiest port."""
     hops = [hop for pair in pairwise(ranks) for hop in (pair, pair[::-1])]
     legs = [Leg(network.ports(*hop), num_bytes) for hop in hops]
     speeds = network.bytes_per_s

@@ -183,7 +183,7 @@ class Simulation:
     ) -> Simulation:
         """Makes a simulation of the schedule named ``schedule``.
 
-        A microbatch counts with its share of a minibatch's time and bytes; real ones take more.
+        A microbatch counts with its share of a minibatch's time and bytes; real ones take longer.
         If minibatches are split, the batches of all devices of the first stage are one minibatch.
 
         Args:

@@ -14,8 +14,8 @@ from sparsepipe.simulate.workload import StageCosts
 
 
 def buckets(parameter_bytes: Sequence[float], bucket_bytes: float) -> list[tuple[int, float]]:
-    """For each bucket of gradients, its last index in ``parameter_bytes`` (last layer first) and
-    its bytes. As in DDP, a bucket takes layers, the last first, until it has ``bucket_bytes``.
+    """For each bucket of gradients, the index of its last entry in ``parameter_bytes`` (by layer,
+    last layer first) and its bytes. As in DDP, it grows to at least ``bucket_bytes``.
     """
     found: list[tuple[int, float]] = []
     held = 0.0
@@ -28,11 +28,11 @@ def buckets(parameter_bytes: Sequence[float], bucket_bytes: float) -> list[tuple
 
 
 class Sums:
-    """A stage's sums of gradients; a part begins once all replicas have computed its gradients.
+    """A stage's sums of gradients, part by part, each once all replicas have computed that part.
 
     Args:
         ranks: ranks of the stage.
-        algorithm: how replicas sum.
+        algorithm: how replicas sum; see :func:`reduction_legs`.
         bucket_bytes: size of a part, as in :func:`buckets`; None: one part before the update.
         spans: list to which spans of finished parts are added; None: they are not recorded.
         wake: called with a rank whose update may begin.
@@ -89,14 +89,14 @@ class Sums:
         self._due_s = 0.0  # when the latency is over
 
     def backward_begins(self, rank: int, minibatch: int) -> None:
-        """Records that ``rank`` begins a backward, which computes the parts one after another."""
+        """Records that ``rank`` begins a backward, which computes gradients part by part."""
         if self._early is not None:
             begins_s = self._events.now_s
             after_s = self._early[rank - self._ranks.start]
             self._come(rank, minibatch // len(self._ranks), [begins_s + s for s in after_s])
 
     def reached(self, rank: int, number: int) -> bool:
-        """Whether the sum of round ``number`` is done; else ``rank`` joins and is woken later."""
+        """Whether round ``number`` is summed; if not, ``rank`` joins the sum, to be woken later."""
         if number < self._round:
             return True
         # A replica without a minibatch in the last round takes part as well.
@@ -155,7 +155,7 @@ class Sums:
         """Which replicas have joined which sum, with rounds counted from ``first``, and when the
         transfers under way will end.
 
-        The times at which a backward completes parts are omitted: they follow from its end.
+        The times at which a backward completes gradients are omitted: they follow from its end.
         """
         coming = [(n - first, tuple(sorted(ranks))) for n, (ranks, _) in self._coming.items()]
         place = (self._round - first, self._part, self._moving, tuple(sorted(coming)))

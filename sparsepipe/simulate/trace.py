@@ -43,7 +43,7 @@ class _TraceEvents:
     def add(
         self, span: Span, process: int, thread: str, title: str, **details: Any
     ) -> dict[str, Any]:
-        """Adds a slice; returns its process, thread and start, to which arrows can be attached."""
+        """Adds ``span`` as a slice; returns its process, thread and start, to attach arrows."""
         at = {"pid": process, "tid": self.thread_of(process, thread), "ts": span.start * _MICRO}
         named = {"ph": "X", "name": title, "cat": _CATEGORIES.get(span.kind, span.kind)}
         lasts = (span.end - span.start) * _MICRO

@@ -201,7 +201,7 @@ def _costs(
     updates: bool,
     copies: bool,
 ) -> StageCosts:
-    """The costs of a stage with ``layers`` (first, last); ``load_s``: by ``id`` of the profile."""
+    """The costs of a stage with ``layers`` (first, last); ``load_s``: by profile ``id``."""
     first, end = layers[0], layers[1] + 1
     kinds = {id(profile): profile.layers[first:end] for profile in profiles}
     forward_s = {

@@ -1,4 +1,4 @@
-"""Hydra callbacks that lock a sweep's directory, and write its failures, table and ledger."""
+"""Hydra callbacks that lock a sweep's directory, log failed jobs, and write table and ledger."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def claim(sweep: Path) -> None:
 
 
 def end_early(error: Exception) -> bool:
-    """Calls the final callbacks of a sweep, which Hydra does not call if the sweeper raises.
+    """Calls the final callbacks of a sweep, which Hydra omits if the sweeper raises an error.
 
     Sweepers that search raise an error if no job has a value, some also if the last job has none.
 
@@ -250,13 +250,13 @@ def end_early(error: Exception) -> bool:
 
 
 def note_exit_code(records: Sequence[JobRecord]) -> None:
-    """Keeps the exit code of the first job that has not finished, if any, for the command."""
+    """Keeps the exit code of the first job not finished, if any, for :func:`exit_code_of_sweep`."""
     failed = (each.exit_code or 1 for each in records if each.status != "finished")
     _exit_codes.extend(islice(failed, 1))
 
 
 def exit_code_of_sweep() -> int:
-    """Exit code of this process's sweep: 0 if all jobs have finished."""
+    """Exit code of this process's sweep: 0, or that of the first job that has not finished."""
     return next(iter(_exit_codes), 0)
 
 
@@ -289,7 +289,7 @@ def failures(records: Sequence[JobRecord], texts: Sequence[str], *, total: int) 
 
 def _counts(statuses: Sequence[str], *, total: int, failed: str = "") -> str:
     """Text with the numbers of failed, stopped and not started jobs. ``failed``: words after the
-    first number, which then appears even if it is 0; {} in them stands for ``total``.
+    number of failed jobs, which then appears even if 0; {} in them stands for ``total``.
     """
     counts = Counter(statuses)
     counts["not started"] += total - len(statuses)

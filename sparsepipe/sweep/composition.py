@@ -32,7 +32,7 @@ from sparsepipe.sweep.record import SweptJob
 
 @dataclass(slots=True, kw_only=True)
 class ComposedJob:
-    """A job, its whole configuration (with ``hydra``), and its spec or why it is refused."""
+    """A job, its configuration including ``hydra``, and its spec or the error that refuses it."""
 
     job: SweptJob
     whole: DictConfig
@@ -170,7 +170,7 @@ def refuse_unknown_keys(overrides: Sequence[str], loader: ConfigLoader) -> None:
 
 
 def _swept_options(override: Override) -> Iterator[tuple[str, str]]:
-    """Yields the key and override of each job: (``seed``, ``seed=0``), ... for ``seed=0,1``."""
+    """Yields the key and override for each value: (``seed``, ``seed=0``), ... for ``seed=0,1``."""
     key, value = override.get_key_element(), override.value()
     if isinstance(value, IntervalSweep):
         yield key, f"{key}={value.start}"

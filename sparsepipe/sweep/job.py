@@ -48,7 +48,7 @@ def run_swept(
     fresh_processes: bool,
     wait_s: float = WAIT_LIMIT_S,
 ) -> JobRecord:
-    """Runs a job of a sweep and writes its record, which it returns if the job finished.
+    """Runs a job of a sweep, writes its record, and returns it or raises the job's error.
 
     ``resolved`` returns the job's configuration; ``fresh_processes`` as for ``run_job``. Waits up
     to ``wait_s`` seconds while another process works on the same run. A job whose run finishes

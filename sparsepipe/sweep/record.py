@@ -149,7 +149,7 @@ def refusal(job: SweptJob, error: Exception | None) -> JobRecord:
 
 
 def finished_values(run: Path, *, objective: str | None, began_s: float) -> dict[str, Any]:
-    """Values of a finished run for its :class:`JobRecord`; a ConfigError without the objective."""
+    """Values of a finished run for its record; raises a ConfigError if it lacks ``objective``."""
     value = objective_value(run, objective)
     try:
         ended_s = read_mapping(run / "DONE.json", time=reading.amount)["time"]
@@ -170,7 +170,7 @@ def read_record(path: Path) -> JobRecord:
 
 
 def records_of(sweep: Path) -> list[JobRecord]:
-    """Reads the records of a sweep's jobs so far, in their order; warns of unreadable ones."""
+    """Reads the records of a sweep's jobs so far, by job number; warns of unreadable ones."""
     found = []
     for path in sweep.glob("jobs/*/record.json"):
         try:
@@ -275,7 +275,7 @@ class JobEnd:
 
     Args:
         exit_code: exit code of the first process.
-        ended_by: what ended them; None: they ended by themselves.
+        ended_by: the time limit, a stop of the sweep, or lingering after the record; None: nothing.
         limit_s: the job's limit in seconds, if that ended them.
         oom_kills: number of processes on the machine that the OOM killer ended while the job ran;
             None: unknown.
@@ -290,7 +290,7 @@ class JobEnd:
 
 
 def outcome(record: JobRecord | None, end: JobEnd) -> tuple[Status, str | None, int]:
-    """Status, error and exit code of a job, from its own record and the end of its processes."""
+    """Status, error and exit code of a job, from its own record, if any, and its processes' end."""
     if record is not None and record.status == "finished":
         return "finished", None, 0
     status: Status = "failed"

@@ -40,7 +40,7 @@ class Runner:
         on_start: called before each job.
         on_end: called with each job's record.
         earlier: records of this sweep's jobs that an earlier call of the launcher has run.
-        total: number of jobs that the sweep will have; None: those of ``texts``.
+        total: number of jobs that the sweep will have; None: as many as ``texts`` has.
     """
 
     def __init__(

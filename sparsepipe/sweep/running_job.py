@@ -120,7 +120,7 @@ class RunningJob:
         """Ends the job if it takes too long, and kills processes that do not end.
 
         Returns:
-            Whether all its processes have ended or cannot be ended.
+            Whether all its processes have ended, or are given up since they cannot be ended.
         """
         now_s = time.monotonic()
         ended = self.process.exit_code() is not None

@@ -72,7 +72,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Numbers of the cores and tokens of the GPUs that a job gets, and the threads of each rank."""
+    """Numbers of cores and tokens of GPUs that a job gets, and how many threads each rank runs."""
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...]
@@ -108,7 +108,7 @@ def demand(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    """A machine, the limit on its jobs, and the grants of its running jobs."""
+    """A machine, the largest number of jobs at a time, and the grants of its running jobs."""
 
     machine: Machine
     max_jobs: int | None = None
@@ -143,8 +143,8 @@ class Slots:
 
 
 def environment(grant: Grant, *, whole: bool, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that limit a job to its grant; a number of threads in ``inherited`` is
-    kept, and a ``whole`` grant needs none.
+    """Environment variables that limit a job to its grant: none if it has the ``whole`` machine, no
+    ``OMP_NUM_THREADS`` if ``inherited`` has it.
     """
     if whole:
         return {}

@@ -40,7 +40,7 @@ def usable_core_numbers(*, despite_quota: bool = False) -> tuple[int, ...]:
 
 
 def quota_limits() -> bool:
-    """Whether a quota allows fewer cores than the affinity; the kernel may then change cores."""
+    """Whether a CPU quota allows fewer cores than the affinity; the kernel then picks the cores."""
     return usable_cores() < len(usable_core_numbers(despite_quota=True))
 
 

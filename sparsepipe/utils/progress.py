@@ -84,7 +84,7 @@ class Count:
 
     def reached(self, done: int | None = None) -> None:
         """Sets the number of finished items, by default one more than before. The time left is
-        estimated as if, of the items in the first call, this process had finished only the last.
+        estimated as if, of the items of the first call, this process had finished only the last.
         """
         done = self._done + 1 if done is None else done
         self._own += 1 if not self._own else done - self._done

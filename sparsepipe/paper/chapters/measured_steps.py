@@ -63,7 +63,7 @@ def tables_of_steps(
     task: str = "measure_steps",
     of_scale: Mapping[str, str] | None = None,
 ) -> list[tuple[str, str, list[Row]]]:
-    """The title, scale and runs of each table; an empty one of scale ``desk`` if no run exists.
+    """The title, scale and runs of each table; without runs, one empty table of scale ``desk``.
 
     Args:
         rows: finished runs of an exhibit.
@@ -128,7 +128,7 @@ def memory_cells(
     *,
     ranks: int,
 ) -> list[Cell]:
-    """Cells with the memory of ``runs`` on ``ranks`` ranks, also relative to ``alone`` on one."""
+    """Cells with the memory of ``runs`` on ``ranks`` ranks, also over that of ``alone``, on one."""
     peak = mean_of(runs, values_at(size, "peak_bytes"), scale=1e-6)
     base = mean_of(alone, values_at(size, "peak_bytes"), scale=1e-6)
     refused = [run for run in runs if values_at(size, "fits")(run) is False]
@@ -180,7 +180,7 @@ def _largest(runs: Sequence[Row]) -> tuple[Size, Size | None] | None:
 
 
 def budget_text(runs: Sequence[Row]) -> str:
-    """The memory budgets of ``runs`` as text, also if they have none."""
+    """The memory budgets of ``runs`` as text; all of a device's memory if they have none."""
     found = sorted({float(run["budget_bytes"]) for run in runs if run.get("budget_bytes")})
     return ", ".join(f"{each / 1e6:,.0f} MB" for each in found) or "all of a device's memory"
 
@@ -188,7 +188,7 @@ def budget_text(runs: Sequence[Row]) -> str:
 def over_sizes(block: Block, *, of: str) -> Figure | None:
     """Draws memory over sample size, a panel for each group and a line for each number of ranks.
 
-    A row's labels are the group, the size and the number of ranks, which ``of`` names (``worker``).
+    A row's labels are group, size and number of ranks; ``of``: what a rank is called (``worker``).
     Dotted lines are the memory of one rank divided by the number of ranks, dashed lines budgets.
     """
     found: dict[str, dict[int, list[tuple[str, float]]]] = {}

@@ -100,7 +100,7 @@ def _accuracy_block(rows: Sequence[Row], targets: Sequence[str], swept: Sequence
 
 
 def _supervised(runs: Sequence[Row], targets: Sequence[str]) -> Ours | None:
-    """Mean over targets of the accuracy of runs with the target's labels; None: one has none."""
+    """Mean over targets of the accuracy of runs with the target's labels; None: one has no run."""
     found = []
     for target in targets:
         own = [row for row in runs if row.get("study.cell.labels") == target]

@@ -248,7 +248,7 @@ def batch_searches(rows: Sequence[Row]) -> BatchSearches | None:
 
 
 def batch_ratio(ours: BatchSearches, base: BatchSearches, *, of: str) -> Ours:
-    """Largest batch of ``ours`` over that of ``base``, called ``of``; else a bound or words."""
+    """Largest batch of ``ours`` over that of ``base``, named ``of``; else a bound or "no ratio"."""
     runs = (*ours.runs, *base.runs)
     if not base.least:
         return words("no ratio", runs, f"no ratio: not one shape of {of} was seen to fit")

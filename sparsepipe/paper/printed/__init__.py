@@ -37,7 +37,7 @@ Name = Literal[
 
 @cache
 def printed(name: Name) -> tuple[Mapping[str, str], ...]:
-    """The rows of a table or figure as printed, digit by digit, by name of the column."""
+    """The rows of a table or figure, each with texts by column name, as printed digit by digit."""
     file = resources.files(__package__).joinpath(f"{name}.csv")
     return tuple(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))
 
