@@ -26,7 +26,7 @@ class DeviceKind:
         host: name of their host.
         count: number of devices.
         memory_bytes: memory of one device; None: unknown.
-        tflops: peak speed, in 1e12 floating-point operations per second; None: unknown.
+        tflops: peak speed of a device, in 1e12 floating-point operations per second; None: unknown.
     """
 
     name: str
@@ -58,8 +58,8 @@ class DevicePool:
 
     Args:
         kinds: the kinds, at least one.
-        inside: bytes/s between the devices of a host, by host name.
-        between: bytes/s between hosts.
+        inside: bytes/s between the devices of a host, by host name; infinite for a single device.
+        between: bytes/s between hosts; infinite for a single host.
 
     Attributes:
         counts: number of devices of each kind.
@@ -107,13 +107,13 @@ class DevicePool:
         return cls(kinds=kinds, inside=inside, between=between)
 
     def host_of(self, counts: Sequence[int]) -> int:
-        """Index in ``inside`` of the host that has all of ``counts``, or :data:`SEVERAL`."""
+        """Index in ``inside`` of the host of the devices ``counts``, or :data:`SEVERAL`."""
         names = list(self.inside)
         hosts = {names.index(kind.host) for kind, n in zip(self.kinds, counts, strict=True) if n}
         return hosts.pop() if len(hosts) == 1 else SEVERAL
 
     def sync_bytes_per_s(self, counts: Sequence[int]) -> float:
-        """Bandwidth in bytes/s of the slowest link between devices; infinite for a single one."""
+        """Bandwidth in bytes/s of the slowest link between these devices; infinite for one."""
         on_host = dict.fromkeys(self.inside, 0)
         for kind, count in zip(self.kinds, counts, strict=True):
             on_host[kind.host] += count
@@ -125,7 +125,7 @@ class DevicePool:
     def between_hosts(self, counts: Sequence[int], following: Sequence[int]) -> tuple[float, int]:
         """Bandwidth in bytes/s between two successive stages, and how many links share a transfer.
 
-        There is a link for each receiving host or, if stages share all hosts, for each receiver.
+        Each receiving host has a link or, if both stages have the same hosts, each receiver.
         """
         hosts, receiving = (
             {kind.host for kind, n in zip(self.kinds, each, strict=True) if n}
@@ -136,7 +136,7 @@ class DevicePool:
         return self.between, len(receiving)
 
     def cut_bytes_per_s(self, host: int, following: int) -> float:
-        """Bandwidth in bytes/s between two successive stages, from the :meth:`host_of` each."""
+        """Bandwidth in bytes/s between successive stages, given the :meth:`host_of` each."""
         if self.is_uniform:
             return next(iter(self.speeds), inf)
         if host == following != SEVERAL:

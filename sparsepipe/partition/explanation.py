@@ -26,10 +26,10 @@ _ALL_PLANS = ("exact", "exhaustive")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
-    """Costs of stage ``stage``, layers ``first`` to ``last``; times are seconds for each minibatch.
+    """Costs of stage ``stage``, layers ``first`` to ``last`` inclusive; seconds are per minibatch.
 
     Attributes:
-        devices: its devices as text, such as ``4 x RTX 2080 Ti``.
+        devices: the stage's devices as text, such as ``4 x RTX 2080 Ti``.
         compute_s: forward, backward, update, loading and recomputation on its slowest device,
             divided by its number of replicas.
         sync_s: all-reduce between the replicas.
@@ -66,7 +66,7 @@ class Explanation:
         dp_s: seconds between two minibatches with data parallelism on the same devices, by the same
             cost model, without microbatches; None: it does not fit the memory.
         nodes: names of each stage's nodes, for a branching graph, whose states count as layers.
-        spans: recomputed spans of each stage, if any.
+        spans: recomputed spans of each stage; None: the pipeline is asynchronous.
     """
 
     solution: Solution
@@ -83,7 +83,7 @@ class Explanation:
         return len(self.rows) == 1
 
     def verdict(self) -> str:
-        """A clause that compares the plan with data parallelism, on whether to split at all."""
+        """A clause that says how fast the plan is compared with data parallelism."""
         if self.dp_s is None:
             alone = "one stage on all devices, in microbatches: whole batches would not fit"
             return (
@@ -105,7 +105,7 @@ class Explanation:
 def explain(
     problem: Problem, solution: Solution, chosen: RecomputedLayers | None = None
 ) -> Explanation:
-    """Costs of a solution on the real devices, with those of the recomputed layers ``chosen``."""
+    """Costs of a solution on the real devices, including the recomputed layers ``chosen``."""
     pool, spans, plan = problem.pool, problem.spans, solution.stages
     stages_s, cuts_s = plan_times(plan, spans, pool, problem.model, by_hosts=solution.by_hosts)
     kept = None if problem.memory is None else plan_bytes(plan, spans, pool, problem.memory)
@@ -202,9 +202,7 @@ def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Pla
 
 
 def _rank_times(problem: Problem, explanation: Explanation) -> list[dict[str, object]]:
-    """For each rank, its device and the seconds of a minibatch's forward, backward and update on
-    it; empty for a branching graph.
-    """
+    """The entries of :func:`rank_times`; empty for a branching graph and without profiles."""
     pool, profiles = problem.pool, problem.profiles
     if not profiles or profiles[0].states:
         return []
@@ -240,7 +238,7 @@ def rank_times(plan: Plan) -> list[dict[str, Any]]:
 
 
 def device_names(stages: Sequence[Choice], pool: DevicePool) -> list[tuple[str, ...]]:
-    """Names ``host/model/number`` of each stage's devices; numbers count up in stage order."""
+    """Names ``host/model/number`` of each stage's devices; each kind is numbered in stage order."""
     taken = [0] * len(pool.kinds)
     found = []
     for stage in stages:

@@ -93,7 +93,7 @@ class MemoryModel:
 def plan_bytes(
     plan: Sequence[Choice], spans: Spans, pool: DevicePool, memory: MemoryModel
 ) -> list[tuple[float, float | None]]:
-    """For each stage, bytes that a device keeps, and its devices' least memory; None: unknown."""
+    """For each stage, bytes that a device keeps, and its devices' least memory (None: unknown)."""
     found = []
     for number, stage in enumerate(plan):
         kept = memory.stage_bytes(
@@ -114,7 +114,7 @@ def plan_bytes(
 def fits(
     plan: Sequence[Choice], spans: Spans, pool: DevicePool, memory: MemoryModel | None
 ) -> bool:
-    """Whether each device holds what its stage keeps; a device of unknown memory holds anything."""
+    """Whether each device has room for what its stage keeps; unknown memory counts as enough."""
     return memory is None or all(
         room is None or kept <= room_bytes(room)
         for kept, room in plan_bytes(plan, spans, pool, memory)
@@ -138,11 +138,11 @@ class Microbatches:
 
     @property
     def least_readers(self) -> int:
-        """The fewest first-stage devices that together read a sample for each microbatch."""
+        """The fewest first-stage devices whose batches have a sample for each microbatch."""
         return 1 if self.batch_size is None else -(-self.count // self.batch_size)
 
     def in_flight(self, plan: Plan, stage: int) -> float:
-        """Peak of microbatches in flight on a device of a stage, as multiples of the largest."""
+        """Peak size of microbatches in flight on a device, in multiples of the largest one."""
         left = plan.num_ranks - plan.ranks_of(stage).start
         at_once = int(self.at_once(plan.replicas(stage), left))
         return self.in_flight_of(plan.replicas(stage), at_once, readers=plan.replicas(0))
@@ -157,7 +157,7 @@ class Microbatches:
         return most
 
     def in_flight_of(self, replicas: int, at_once: int, *, readers: int) -> float:
-        """As :meth:`in_flight`, from :meth:`at_once` and the number of first-stage devices."""
+        """As :meth:`in_flight`, given :meth:`at_once` and the number of first-stage ``readers``."""
         if self.count % readers == 0:
             return at_once  # all are equally large
         sizes = sizes_of(self.count, readers, batch_size=self.batch_size)
@@ -169,13 +169,13 @@ class Microbatches:
         return max(held) / max(sizes)
 
     def share(self, readers: int) -> float:
-        """Largest microbatch as a fraction of the batch that each of ``readers`` devices reads."""
+        """Largest microbatch as a fraction of the batch of one of ``readers`` devices."""
         fewest = len(in_turn(self.count, replica=readers - 1, replicas=readers))
         return _share(max(1, fewest), self.batch_size)
 
 
 def sizes_of(count: int, readers: int, *, batch_size: int | None = None) -> list[float]:
-    """Sizes of the ``count`` microbatches of a minibatch, as fractions of the batch of a device.
+    """Sizes of the ``count`` microbatches of a minibatch, as fractions of one device's batch.
 
     The ``readers`` devices of the first stage take turns, and each cuts its batch into its own
     microbatches, which are equally large if the batch size is unknown.
@@ -191,7 +191,7 @@ def sizes_of(count: int, readers: int, *, batch_size: int | None = None) -> list
 def check_microbatches(
     count: int, replicas: Sequence[int] = (), *, name: str = "microbatches"
 ) -> None:
-    """Raises a ConfigError if ``count`` is not valid or less than the ``replicas`` of a stage."""
+    """Raises a ConfigError about ``name`` if ``count`` is invalid or less than ``replicas``."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ConfigError(
             f"{name}={count!r} is not a valid number of microbatches",

@@ -1,9 +1,9 @@
 """The partitioning problem, and the solution that a search finds.
 
 Devices of the same model with the same memory count as equal if they are on the same host, or if
-the bandwidth is the same between any two devices. ``exact`` merges equal devices, and so has far
-fewer subsets to consider. Among plans that differ only in the hosts of equal devices, it takes the
-one whose stages, from the first on, use the hosts that come first in the inventory.
+the bandwidth is the same between any two devices. The search ``exact`` merges equal devices, and so
+has far fewer subsets to consider. Among plans that differ only in the hosts of equal devices, it
+takes the one whose stages, from the first on, use the hosts that come first in the inventory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Problem:
         pool: the devices; a plan uses them all.
         spans: costs of the layers on each kind of device.
         model: costs of stages and transfers.
-        memory: bytes that stages keep; None: memory is not limited.
+        memory: counts the bytes that a device keeps; None: memory is not limited.
         profiles: one profile for each kind of device; empty if the spans come from elsewhere.
         synchronous: microbatches and recomputation of a synchronous pipeline, for chains of layers
             with profiles; None: memory counts as in an asynchronous pipeline.
@@ -50,10 +50,10 @@ class Problem:
 
     @property
     def numbers_of_readers(self) -> Sequence[int | None]:
-        """The numbers of first-stage devices, each of which needs a search, since memory depends on
-        it; [None]: one search covers all.
+        """The numbers of first-stage devices, each of which needs a search of its own, since memory
+        depends on it; [None]: one search covers plans with any number.
 
-        They decrease to the smallest number that reads a sample for each microbatch.
+        They decrease to the fewest devices whose batches have a sample for each microbatch.
         """
         if self.synchronous is None:
             return [None]
@@ -65,7 +65,9 @@ class Problem:
 
     @property
     def distinct_stages(self) -> int:
-        """How many stages, from the first, a search tells apart since ``recompute`` names some."""
+        """Number of stages, from the first, that a search must tell apart: all up to the last one
+        that ``recompute`` names; 0 if it names none.
+        """
         named = () if self.synchronous is None else self.synchronous.named_stages
         return max(named, default=-1) + 1
 
@@ -80,13 +82,13 @@ class Problem:
         bandwidth_bytes_per_s: float | None = None,
         synchronous: SynchronousStages | None = None,
     ) -> Problem:
-        """The problem for an inventory and a profile, by name, of each device model in it.
+        """The problem for an inventory; ``profiles`` has a profile of each device model, by name.
 
         For a branching graph, whose plans are not for training, ``synchronous`` is ignored.
 
         Raises:
             ProfileError: a device has no profile, or the profiles are of different models.
-            HardwareError: a needed link has no bandwidth above 0.
+            HardwareError: the bandwidth of a needed link is unknown, or not finite and above 0.
         """
         names = list(dict.fromkeys(kind.name for kind in kinds_of(inventory)))
         check_there(names, profiles)
@@ -112,7 +114,7 @@ class Solution:
         stages: the stages of the plan.
         strategy: name of the search.
         order: names of the kinds in the order in which stages take devices; None: no fixed order.
-        assumed: the problem that was solved, if the search treats different devices as equal.
+        assumed: the problem solved, if the search treats different devices as equal; else None.
         spans: layers of each stage that the search has chosen to recompute; None: it did not
             choose.
         by_hosts: whether receivers on one host share its link; see
@@ -131,14 +133,14 @@ class Solution:
 
     @property
     def config(self) -> str:
-        """Number of devices of each stage, such as ``"2-1"``."""
+        """Number of devices of each stage as text, such as ``"2-1"``."""
         return "-".join(str(sum(stage.counts)) for stage in self.stages)
 
 
 def assign_in_order(
     stages: Sequence[Choice], pool: DevicePool, order: Sequence[int]
 ) -> list[Choice]:
-    """The stages with as many devices each as before, taken in turn from the kinds ``order``."""
+    """The stages with as many devices each as before, taken from the kinds in this ``order``."""
     devices = [kind for kind in order for _ in range(pool.kinds[kind].count)]
     taken, found = 0, []
     for stage in stages:
@@ -182,7 +184,7 @@ class SynchronousStages:
         return self.setting == "all" or stage in self.named_stages
 
     def spans(self, num_layers: int) -> OwnSpans:
-        """Spans of the layers that the setting names, not yet divided by cuts between stages."""
+        """Spans of the layers that the setting names, not yet cut where stages end; else empty."""
         if not isinstance(self.setting, Mapping):
             return ()
         whole = Plan.of(config="1", cuts=(), num_layers=num_layers)
@@ -226,7 +228,7 @@ def merged(problem: Problem, likes: Sequence[int]) -> Problem:
 
 
 def together(counts: Sequence[int], likes: Sequence[int]) -> Counts:
-    """Sums of ``counts`` over equal kinds, where ``likes`` is from :func:`equal_kinds`."""
+    """``counts`` of devices, added up over equal kinds; ``likes`` is from :func:`equal_kinds`."""
     sums = dict.fromkeys(sorted(set(likes)), 0)
     for like, count in zip(likes, counts, strict=True):
         sums[like] += count
@@ -236,7 +238,7 @@ def together(counts: Sequence[int], likes: Sequence[int]) -> Counts:
 def assign_devices(
     stages: Sequence[Choice], pool: DevicePool, likes: Sequence[int]
 ) -> list[Choice]:
-    """The ``stages`` of a merged pool with devices of ``pool``, from the first hosts first."""
+    """The ``stages`` of a merged pool with devices of ``pool``; the first hosts' come first."""
     left = list(pool.counts)
     found = []
     for stage in stages:
@@ -252,7 +254,7 @@ def assign_devices(
 
 
 def as_uniform(problem: Problem, device: str) -> Problem:
-    """The problem as if all devices were like ``device``, and all links like the slowest one."""
+    """The problem as if all devices were ``device`` with the least memory and slowest link."""
     pool, spans = problem.pool, problem.spans
     named = [k for k, kind in enumerate(pool.kinds) if kind.name == device]
     if not named:

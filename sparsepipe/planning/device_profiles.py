@@ -135,11 +135,7 @@ def other_workloads(profiles: Mapping[str, Profile], spec: RunSpec) -> list[str]
 
 
 def check_batch_sizes(profiles: Mapping[str, Profile]) -> None:
-    """Refuses profiles with different batch sizes; profiles without a size are accepted.
-
-    Raises:
-        ProfileError: two profiles were measured with different batch sizes.
-    """
+    """Raises a ProfileError unless all profiles with a batch size have the same one."""
     batch_sizes = {name: profile.meta.get("batch_size") for name, profile in profiles.items()}
     sizes = {name: size for name, size in batch_sizes.items() if size is not None}
     first = next(iter(sizes), "")

@@ -21,7 +21,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def num_ranks(spec: RunSpec, inventory: Inventory, division: Division | None) -> int:
-    """Number of ranks on all nodes together, by the search, the plan or ``parallel.devices``."""
+    """Number of ranks on all nodes together, from the search, the plan or ``parallel.devices``."""
     parallel = spec.parallel
     if spec.search is not None:
         return _searched_devices(spec, inventory)
@@ -121,7 +121,7 @@ def are_there(division: Division | None, inventory: Inventory) -> bool:
 
 
 def beside(found: Sequence[Place], inventory: Inventory, *, rank: int, nodes: int) -> list[Place]:
-    """The devices of the ranks on the node of ``rank``, in the order of the node's processes."""
+    """Devices of the ranks on ``rank``'s node, by local rank; ``found``: those of all ranks."""
     by_node = ranks_of_nodes(found, inventory, nodes=nodes)
     return [found[other] for other in next(ranks for ranks in by_node if rank in ranks)]
 
@@ -134,7 +134,7 @@ def cuda_devices(
     nodes: int,
     gpus: Sequence[str] | None = None,
 ) -> list[int]:
-    """CUDA's indices of the devices of the node of ``rank``, in the order of the node's processes.
+    """CUDA's indices of the devices of the ranks on the node of ``rank``, by local rank.
 
     ``gpus`` are the names of this host's GPUs in CUDA's order; None: the GPUs that torch finds.
     """
@@ -190,8 +190,8 @@ def devices_beside(place: Place, inventory: Inventory) -> int:
 
 
 def words_of_device(place: Place, inventory: Inventory) -> list[str]:
-    """Texts about this machine and the threads of a device, on which layer times depend but which
-    inventories may lack.
+    """Texts about this machine and the number of threads of a device, on which layer times depend
+    but which inventories may lack.
     """
     share = max(1, usable_cores() // devices_beside(place, inventory))
     return [*words_of_machine(), f"{os.environ.get(_THREADS, share)} threads"]

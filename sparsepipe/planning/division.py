@@ -23,7 +23,7 @@ class Division:
     Args:
         config: replicas of each stage, such as ``"2-1"``; None: one replica of each stage.
         cuts: index of the first layer of each stage after the first; None: equal shares.
-        balance: the quantity to share evenly between stages if no cuts are given.
+        balance: the quantity, such as ``flops``, to share evenly between stages without cuts.
         grids: the grid of each stage (None: no spatial parallelism); None: no stage has one.
         num_layers: number of layers that a plan file covers; None: no file.
         devices: names of a plan file's devices, one for each rank; None: no file.
@@ -47,7 +47,7 @@ class Division:
 
     @property
     def replicas(self) -> tuple[int, ...] | None:
-        """Number of replicas of each stage; None where the number of stages is open. Raises a
+        """Number of replicas of each stage; None if the number of stages is open. Raises a
         PlanError if ``config`` is malformed.
         """
         if self.config is None:
@@ -61,7 +61,7 @@ class Division:
 
     @property
     def num_ranks(self) -> int | None:
-        """Number of devices that the division takes; None where it suits any number. Raises a
+        """Number of devices that the division needs; None if it suits any number. Raises a
         PlanError if ``config`` is malformed.
         """
         replicas = self.replicas
@@ -109,7 +109,7 @@ class Division:
 
 
 def division_of(spec: RunSpec) -> Division | None:
-    """The division by ``parallel.plan``; None without such a setting.
+    """The division that ``parallel.plan`` sets; None if it is not set.
 
     Raises:
         ConfigError: a key is in the wrong place or contradicts another, or the strategy cannot

@@ -32,7 +32,7 @@ _MESSAGES = {"sizes_bytes": [2**20, 2**23], "repeats": 5, "warmups": 1, "most_s"
 _WAIT_S = 7200.0
 """Longest wait, in seconds, for another process that measures the same; as for a data cache."""
 RunJob = Callable[..., RunDir]
-"""Runs the job of a configuration; passed in by ``launch/``, which this package may not import."""
+"""Runs a configuration's job; a function of ``launch/``, which this package may not import."""
 _KEYS = {
     r"\btask\.(num_warmup|num_measured|num_batches)\b": r"parallel.search.measure.\1",
     r"\btask\.(layers|direct|microbatches)\b": r"parallel.strategy.\1",
@@ -43,8 +43,8 @@ _KEYS = {
 def measure_devices(
     names: Sequence[str], spec: RunSpec, how: Measuring, *, run_job: RunJob
 ) -> dict[str, tuple[Profile, Path]]:
-    """Returns a profile of each of the devices ``names`` of this machine, and its file, measured
-    now or by an earlier run.
+    """Returns, by name, a profile of each of this machine's devices ``names``, and its file,
+    measured now or by an earlier run.
     """
     found = {}
     if names and (dtype := dtype_of(spec)) != "float32":
@@ -59,7 +59,7 @@ def measure_devices(
 
 
 def profile_spec(spec: RunSpec, device: str, how: Measuring) -> RunSpec:
-    """Configures a run that measures ``device``, with only those training settings that affect it.
+    """Configures a run that measures ``device``, with only those training settings that matter.
 
     With microbatches, layers are measured on those that a single device would cut a batch into.
     """

@@ -116,8 +116,8 @@ def _measure_and_search(
 
 
 def _check_classes(profiles: Mapping[str, Profile], spec: RunSpec) -> None:
-    """Refuses profiles of a network with another number of classes than the data, which it prepares
-    to count them.
+    """Refuses profiles of a network with another number of classes than the data have; sets up the
+    data to count them.
     """
     num_classes = {name: profile.meta.get("num_classes") for name, profile in profiles.items()}
     if not any(num_classes.values()):
@@ -148,7 +148,7 @@ def plan_to_simulate(
         ConfigError: the parallelism cannot be simulated.
         PlanError: the plan does not fit the layers or the devices, or a profile's graph branches.
         ProfileError: a device has no profile, or profiles are of different models.
-        HardwareError: a link that the search needs has no bandwidth.
+        HardwareError: a link that the search needs has no bandwidth, or devices are too few.
     """
     if any(profile.states for profile in profiles.values()):
         raise PlanError(

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def recompute_of(parallel: Parallel, division: Division | None) -> Setting:
-    """The value of ``recompute`` that the strategy gets.
+    """The value of ``recompute`` that is passed to the strategy.
 
     In a synchronous pipeline, the layers that a plan file recomputes replace ``auto`` and ``none``.
     """
@@ -119,7 +119,7 @@ def synchronous_stages_of(
 
 
 def given_spans(plan: Plan, parallel: Parallel) -> StageSpans:
-    """The spans that a plan recomputes: those of the setting or, without one, of the plan file."""
+    """The spans that a plan recomputes: those of the setting or, if it is ``none``, of the file."""
     setting, own = parallel.recompute, spans_in_plan(plan)
     if setting == "none" and parallel.synchronous is not None:
         return own

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 _ALIKE = ("mp", "variance")
-"""Searches that treat all devices as equal to one of them."""
+"""Searches that treat all devices as equal to one, which ``device`` names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +247,7 @@ def plan_table(explanation: Explanation) -> str:
 def recomputing(
     plan: Plan, spec: RunSpec, inventory: Inventory, profiles: Mapping[str, Profile]
 ) -> Plan:
-    """The given plan, with the layers to recompute in its details.
+    """The given plan, with the layers that ``recompute`` sets in its details.
 
     Raises:
         ConfigError: the setting does not suit the plan, or a stage does not fit its devices.

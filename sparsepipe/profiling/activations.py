@@ -13,7 +13,7 @@ from sparsepipe.sparse import CoordinateCache, SparseTensor
 
 
 def detached(value: Any) -> Any:
-    """The value detached from its autograd graph; ``requires_grad`` and kernel maps are kept."""
+    """The value with tensors outside any autograd graph; ``requires_grad`` and kernel maps stay."""
     return _mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), value)
 
 
@@ -32,7 +32,7 @@ def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def coordinate_caches(value: Any) -> list[CoordinateCache]:
-    """The coordinate caches of the sparse tensors in a value."""
+    """The coordinate cache of each sparse tensor in a value."""
     leaves = pytree.tree_leaves(value, is_leaf=lambda leaf: isinstance(leaf, SparseTensor))
     return [leaf.cache for leaf in leaves if isinstance(leaf, SparseTensor)]
 

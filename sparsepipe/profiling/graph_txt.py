@@ -37,7 +37,7 @@ _REMEDY = "give an unchanged graph.txt of PipeDream's profiler, nodes before edg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """Layers and the edges between them.
+    """The nodes of a graph, which are layers, and the edges between them.
 
     Args:
         nodes: layers by node name, in the file's order.
@@ -191,7 +191,7 @@ def graph_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
 
 
 def antichain_states(graph: Graph) -> list[State]:
-    """The states of a graph, each after those that it includes; the last one has all layers.
+    """The states of a graph, each listed after those within it; the last one has all layers.
 
     A state is a set of layers that includes all predecessors of its layers: the work of a stage and
     of the stages before it. A stage is the step from one state to another that includes it, and its

@@ -122,7 +122,7 @@ def saved_bytes(layers: nn.Sequential, batch: Any) -> list[float]:
 
 def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[float]]:
     """For each layer, the bytes that a stage beginning with it keeps in addition to the
-    :func:`saved_bytes` of its layers, and those that a stage ending with it does.
+    :func:`saved_bytes` of its layers, and those that a stage ending with it keeps in addition.
 
     A stage keeps the input that it received, and derives again from coordinates what earlier stages
     have derived; it also keeps the output of its last layer. For each first layer, a pass measures

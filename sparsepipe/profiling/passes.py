@@ -132,7 +132,7 @@ def _backward(
 
 
 def _stretch(whole: Clock) -> float:
-    """Factor by which the pause after the computation lengthens it."""
+    """Factor by which the pause between the last two marks lengthens the computation."""
     computing_s, pausing_s = whole.seconds()
     return 1 + pausing_s / computing_s if computing_s > 0 else 1.0
 

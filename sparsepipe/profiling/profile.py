@@ -18,7 +18,7 @@ _REMEASURE = "measure the model again with task=profile"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProfile:
-    """Costs of one layer for a minibatch of the profile's size; None: not measured.
+    """Costs of one layer for a batch of the profile's ``batch_size``; None: not measured.
 
     Args:
         index: position in the model, from 0, not counting the input.
@@ -33,7 +33,7 @@ class LayerProfile:
             for the batch that needs most.
         begin_bytes: bytes that a stage beginning with this layer keeps in addition to the
             ``saved_bytes`` of its layers: the received input, and kernel maps built anew.
-        end_bytes: bytes that a stage ending with this layer keeps in addition: the output.
+        end_bytes: bytes that a stage ending with it keeps in addition: the output, if not saved.
         forward_spread_s: interquartile range of the measured forward times, in seconds.
         backward_spread_s: interquartile range of the measured backward times, in seconds.
         kernel_map_s: seconds of the forward pass in which kernel maps are built.
@@ -153,12 +153,12 @@ class Profile:
 
     @property
     def update_s(self) -> float | None:
-        """Seconds of the optimizer's update of all layers; None if one was not measured."""
+        """Seconds of the optimizer's update of all layers; None if not measured for each layer."""
         return _sum([layer.update_s for layer in self.layers])
 
     @property
     def copy_s(self) -> float | None:
-        """Seconds of copying the weights of all layers; None if one was not measured."""
+        """Seconds of copying the weights of all layers; None if not measured for each layer."""
         return _sum([layer.copy_s for layer in self.layers])
 
     @property
@@ -190,11 +190,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Parses a profile file's text.
-
-        Raises:
-            ProfileError: the text is not a valid profile.
-        """
+        """Parses a profile file's text; raises a ProfileError if it is not valid."""
         try:
             value = reading.mapping(reading.parse_json(text), "its content")
             layers = []
@@ -222,11 +218,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a profile file.
-
-        Raises:
-            ProfileError: the file is missing or is not a valid profile.
-        """
+        """Reads a profile file; raises a ProfileError if it is missing or not valid."""
         remedy = "correct its path, or measure the device with task=profile"
         with reading.explained(Path(path), "profile", error=ProfileError, remedy=remedy):
             return cls.from_json(reading.read_text(path))
@@ -250,7 +242,7 @@ _SAME_RUN = ("model", "batch_size", "resolution", "point_ratio", "dtype")
 
 
 def check_there(devices: Iterable[str], profiles: Mapping[str, Profile]) -> None:
-    """Raises a ProfileError that names the devices without a profile, if there are any."""
+    """Raises a ProfileError that names those of ``devices`` without a profile, if any."""
     if missing := [name for name in dict.fromkeys(devices) if name not in profiles]:
         known = ", ".join(profiles) or "none"
         raise ProfileError(

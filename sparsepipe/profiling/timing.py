@@ -146,8 +146,8 @@ class Updates:
                 parameter.grad = None
 
     def shares_s(self, layers: nn.Sequential) -> dict[str, list[float]]:
-        """Median seconds of an update and of a copy, by their field in a profile, divided over the
-        layers in proportion to their trained parameters.
+        """Median seconds of an update (``update_s``) and of a copy (``copy_s``), divided over the
+        layers in proportion to the bytes of their trained parameters.
         """
         sizes = own_bytes(layers, trained=True)
         whole = sum(sizes) or 1
@@ -173,7 +173,7 @@ def own_bytes(layers: nn.Sequential, *, trained: bool = False) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Operations or bytes per second: the median and the interquartile range."""
+    """Operations or bytes per second: the median and the interquartile range over repeats."""
 
     per_s: float
     spread_per_s: float
@@ -197,7 +197,7 @@ def multiply_speed(device: torch.device, *, size: int, warmups: int, repeats: in
 
 
 def copy_speed(device: torch.device, *, size_bytes: int, warmups: int, repeats: int) -> Speed:
-    """Bytes per second that a copy within a device's memory reads and writes.
+    """Bytes per second, read and written together, of a copy within a device's memory.
 
     The size of the copied tensor, ``size_bytes``, should be much larger than the device's caches.
     """

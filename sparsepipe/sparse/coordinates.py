@@ -89,7 +89,7 @@ def coords_of_keys(keys_N: Tensor, extent: Triple) -> Tensor:
 
 
 class TableIndex:
-    """A dense table that holds, for each cell of the grid, the row of its site.
+    """A dense table that holds, for each cell of the grid, the row of its site, or -1.
 
     Each axis is padded by the windows' reach on one side only: an offset below zero lands in the
     empty padding of the neighbouring line, so no lookup needs a bounds check.
@@ -162,7 +162,7 @@ def build_index(
         coords_N4: int32 sites, within ``extent``.
         batch_size: number of samples in the batch.
         extent: the grid's size per axis.
-        reach: largest offset per axis that ``find`` will be called with.
+        reach: largest distance per axis of the offsets that ``find`` will be called with.
         method: "table" (dense lookup table), "sort" (sorted keys and binary search) or "auto".
 
     Raises:

@@ -19,14 +19,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """The pairs of one block of rows; P is the number of pairs in this block.
+    """The pairs of one block of rows; P is their number.
 
     Attributes:
         first: first row of the block.
         last: one past its last row.
         num_pairs: P.
         counts: number of pairs per offset, K values that sum to P.
-        sources_P: int32, each pair's row in the source tensor, grouped by offset.
+        sources_P: int32, each pair's row in the tensor that is read, grouped by offset.
         rows_P: int32, the row (of the whole level) that each pair contributes to.
         bag_P: int32, positions (0 to P - 1) of each row's pairs, one row after another.
         bag_starts: int32 [last - first], start of each row's positions in ``bag_P``.
@@ -47,7 +47,7 @@ GatherPlan = list[RowBlock]
 
 
 def build_gather_plan(sources_KR: Tensor, rows_per_block: int) -> GatherPlan:
-    """Groups the pairs of a neighbour table (int32, -1 without a neighbour) by block of rows.
+    """Groups the pairs of a table (int32: a row's source at an offset, or -1) by block of rows.
 
     Costs one read-back to the host, of the number of pairs per block and offset.
     """

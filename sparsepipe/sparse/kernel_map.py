@@ -31,7 +31,7 @@ _watchers: list[Callable[[], None]] = []
 
 @contextmanager
 def watching_kernel_maps(watch: Callable[[], None]) -> Iterator[None]:
-    """Calls ``watch`` right before and right after each kernel map is built, in the block."""
+    """Calls ``watch`` right before and right after each kernel map that the block builds."""
     _watchers.append(watch)
     try:
         yield
@@ -51,7 +51,7 @@ class CoordinateCache:
     Attributes:
         coords_N4: int32 sites (batch, x, y, z).
         batch_size: number of samples in the batch.
-        spatial_shape: extent of the grid; None: not given.
+        spatial_shape: extent of the grid per axis; None: unknown.
         index_method: ``method`` of :func:`build_index`.
     """
 
@@ -76,7 +76,7 @@ class CoordinateCache:
         return self._extent
 
     def bare(self) -> CoordinateCache:
-        """Returns a cache of the same coordinates, checked if these are, with nothing derived."""
+        """Returns a cache of the same coordinates without derived data; checked if this one is."""
         cache = CoordinateCache(
             self.coords_N4,
             batch_size=self.batch_size,
@@ -93,7 +93,7 @@ class CoordinateCache:
             self._verified = True
 
     def site_index(self, reach: Triple) -> SiteIndex:
-        """Returns the index for windows with ``reach`` (of a KernelSpec), built on first use."""
+        """Returns the index for windows of this ``KernelSpec.reach``, built on first use."""
         reach = tuple(max(1, r) for r in reach)  # type: ignore[assignment]
         if reach not in self._indices:
             self._indices[reach] = build_index(
@@ -132,9 +132,9 @@ class CoordinateCache:
         return level
 
     def samples(self) -> tuple[Tensor, Tensor]:
-        """Returns each sample's rows, int64 [B, most] padded with N, and their counts, int64 [B].
+        """Returns each sample's rows, int64 [B, most] padded with N, and their number, int64 [B].
 
-        ``most`` is the largest count. The rows of a sample are in order, but need not be adjacent.
+        ``most`` is the largest of these. A sample's row numbers increase, but may have gaps.
         """
         if self._segments is None:
             _ = self.extent  # the batch column must be in bounds
@@ -197,10 +197,11 @@ class KernelMap:
         return self.derived(name, lambda _: build_gather_plan(self.neighbours_KM, rows_per_block))
 
     def scatter_plan(self, rows_per_block: int) -> GatherPlan:
-        """Returns the adjoint of :meth:`gather_plan`: outputs to inputs, in blocks of input rows.
+        """Returns the plan of the adjoint, which computes inputs from outputs, in blocks of input
+        rows.
 
-        For a symmetric window (:attr:`KernelSpec.is_symmetric`) it equals the gather plan with
-        the offsets in reverse order; then the gather plan itself is returned, unreversed.
+        For a symmetric window this is the gather plan with its offsets in reverse order; the gather
+        plan itself is then returned, and the caller must reverse the weights along the offsets.
         """
         if self.spec.is_symmetric:
             return self.gather_plan(rows_per_block)
@@ -213,7 +214,7 @@ class KernelMap:
 
     @property
     def neighbours_MK(self) -> Tensor:
-        """``neighbours_KM`` by output row; N, the index of a row of padding, in place of -1."""
+        """``neighbours_KM`` transposed, with N, the number of a row of padding, in place of -1."""
         if self._by_site is None:
             rows_KM = torch.where(self.neighbours_KM < 0, self.num_inputs, self.neighbours_KM)
             self._by_site = rows_KM.t().contiguous()
@@ -330,9 +331,9 @@ def _strided_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
 
 
 def derived_tensors(caches: Iterable[CoordinateCache]) -> Iterator[Tensor]:
-    """Yields each tensor derived from coordinates (indices, kernel maps, gather plans) once.
+    """Yields each tensor in ``caches`` (of indices, kernel maps and gather plans) once.
 
-    Those of coarser levels are included. ``caches`` may share levels.
+    Those of coarser levels are included, but not the coordinates. Caches may share levels.
     """
     waiting: list[Any] = list(caches)
     seen: set[int] = set()

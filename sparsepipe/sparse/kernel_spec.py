@@ -13,7 +13,7 @@ Triple = tuple[int, int, int]
 
 
 def as_triple(value: int | Sequence[int], *, name: str) -> Triple:
-    """Returns three ints (x, y, z); a single int, also one of numpy's, applies to all axes.
+    """Returns ``value`` as (x, y, z); a single int, also one of numpy's, counts for all axes.
 
     Raises:
         ConfigError: ``value`` is not one or three integers of at least 1.
@@ -44,7 +44,7 @@ class KernelSpec:
         reach: largest distance per axis, in input voxels, from a site to what its window reads.
         is_submanifold: whether the output sites are the input sites (stride 1).
         is_symmetric: whether offset ``k`` is minus offset ``volume - 1 - k`` and the stride is 1.
-        centre: index of the offset 0 of a symmetric window, at which rows read themselves; or None.
+        centre: index of the offset 0 of a symmetric window, where sites read themselves; or None.
         is_tiling: whether every input is in exactly one window, because size and stride are equal;
             centred windows, which are cut off at the grid's border, do not tile.
     """

@@ -22,8 +22,8 @@ Features = TypeVar("Features", SparseTensor, Tensor)
 class BatchNorm(nn.BatchNorm1d):
     """Batch normalisation of features over all voxels of the batch.
 
-    A training batch of fewer than two rows has no variance; it is normalised by the running
-    statistics and does not update them.
+    A training batch of fewer than two rows of features has no variance; it is normalised by the
+    running statistics and does not update them.
     """
 
     def forward(self, input: Features) -> Features:
@@ -42,7 +42,7 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 class _RowWise(nn.Module):
-    """Lets a PyTorch layer that acts on each row also take the features of a sparse tensor."""
+    """Lets a PyTorch layer that acts on each row of features also take a sparse tensor."""
 
     def forward(self, input: Features) -> Features:
         if isinstance(input, SparseTensor):
@@ -153,9 +153,9 @@ class MaxPool3d(nn.Module):
 
 
 class GlobalMaxPool(nn.Module):
-    """Largest feature of each sample in each channel, [B, C]; zeros for a sample without sites.
+    """Takes each sample's largest feature in each channel, [B, C]; 0 for a sample without sites.
 
-    The gradient goes to the first row that holds the maximum.
+    The gradient goes to the first row of the sample with this feature.
     """
 
     def forward(self, x: SparseTensor) -> Tensor:
@@ -164,7 +164,7 @@ class GlobalMaxPool(nn.Module):
 
 
 class GlobalAvgPool(nn.Module):
-    """Mean of each sample's features, [B, C]; zeros for a sample without sites."""
+    """Takes the mean of each sample's features, [B, C]; 0 for a sample without sites."""
 
     def forward(self, x: SparseTensor) -> Tensor:
         rows_BL, counts_B = x.cache.samples()

@@ -21,7 +21,7 @@ _with_tensors: ContextVar[bool] = ContextVar("with_tensors", default=False)
 
 @contextmanager
 def derived_saved_with_tensors() -> Iterator[None]:
-    """Context in which autograd functions free kernel maps and indices with their saved tensors.
+    """Makes autograd functions in the block free kernel maps and indices with saved tensors.
 
     It must be entered for the first forward pass and for the recomputed one.
     """

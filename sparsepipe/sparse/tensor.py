@@ -22,7 +22,7 @@ class SparseTensor:
         feats: floating-point [N, C].
         coords: int32 [N, 4], columns (batch, x, y, z), divided by ``stride``; unique rows in
             any order.
-        stride: voxels of the finest grid per voxel, for each axis.
+        stride: number of voxels of the finest grid along each axis of a voxel.
         spatial_shape: extent of the grid at this level; None: the largest coordinate plus one.
         batch_size: number of samples; None: the largest batch index plus one, whose computation
             waits for the device and cannot detect a batch-last order of columns.
@@ -138,7 +138,7 @@ class SparseTensor:
 
     @classmethod
     def from_dense(cls, dense_BCXYZ: Tensor) -> SparseTensor:
-        """Builds a tensor with the sites at which a channel is not 0, in lexicographic order."""
+        """Builds a tensor with the sites at which any channel is not 0, in lexicographic order."""
         if dense_BCXYZ.dim() != 5:
             raise CoordinateError(
                 f"a dense grid of shape {tuple(dense_BCXYZ.shape)} does not have 5 dimensions",

@@ -75,8 +75,8 @@ class SpanChoices:
     def cheapest(
         self, first: int, end: int, limit_bytes: float, *, in_flight: float
     ) -> list[range] | None:
-        """The fastest spans found, numbered from ``first``, with which layers ``first`` to before
-        ``end`` fit into ``limit_bytes`` as a stage; None if there are none.
+        """The fastest spans found with which a stage of layers ``first`` to ``end - 1`` fits into
+        ``limit_bytes``, as layer numbers that count from ``first``; None if none fits.
         """
         limit = room_bytes(limit_bytes)
         if in_flight * self._plain_II[first, end - 1] <= limit:
@@ -203,8 +203,8 @@ class RecomputedLayers:
         spans: the recomputed spans of each stage.
         times_s: seconds of recomputation on the slowest device, for a batch of the profiles' size.
         peaks_bytes: the most bytes that a device keeps at a time for backward passes.
-        rooms_bytes: bytes that a device has for backward passes.
-        beside_bytes: further bytes of the device, such as weights; 0 if memory does not count.
+        rooms_bytes: bytes that a device can keep for backward passes; infinite if unlimited.
+        beside_bytes: bytes that it keeps besides, such as weights; 0 if memory does not count.
     """
 
     spans: StageSpans
@@ -222,7 +222,10 @@ def choose_spans(
     memory: MemoryModel,
     microbatches: Microbatches,
 ) -> RecomputedLayers:
-    """Chooses spans to recompute with which all stages of a plan fit their ``limits_bytes``."""
+    """Chooses spans to recompute with which all stages of a plan fit their devices.
+
+    ``profiles`` are by device model, ``limits_bytes`` (memory) by device ``host/model/number``.
+    """
     stages = []
     for number, stage in enumerate(plan.stages):
         names = dict.fromkeys(map(device_name, stage.devices))

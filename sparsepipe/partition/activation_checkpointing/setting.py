@@ -88,7 +88,7 @@ def in_words(spans: StageSpans) -> str:
 
 
 def _parsed(setting: object) -> tuple[list[int], list[range]]:
-    """The stage numbers and spans of a mapping, in order; consecutive single layers are joined."""
+    """The setting's stage numbers, and its spans in order; consecutive single layers are joined."""
     if not isinstance(setting, Mapping) or not {*setting} <= {"stages", "layers"}:
         raise _refusal(f"{setting!r} is not none, all, auto or a mapping with stages and layers")
     stages, layers = ([*(setting.get(name) or ())] for name in ("stages", "layers"))

@@ -118,8 +118,8 @@ class StageCost:
     def border_bytes(self, first: int, before: bool) -> float:
         """Bytes of its input that a recomputed span beginning with layer ``first`` keeps.
 
-        ``before``: whether the layer before is recomputed too; if not, what it saves does not
-        count.
+        ``before``: whether the layer before is recomputed too; if not, the part of its output that
+        is saved anyway does not count.
         """
         if first == 0:
             return self.input_bytes

@@ -1,7 +1,7 @@
 """Costs of spans of layers, as differences of running sums.
 
 Shape suffixes: K kinds of devices; I = L + 1 cut positions, where a stage may begin or end: before
-the first layer and after each; for a branching graph, at each state.
+the first layer and after each; in a branching graph, before the first state and at each.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Spans:
             have them, also of updates and, in the first layer, of loading a batch.
         parameter_bytes_I: bytes of parameters.
         stored_bytes_I: bytes that a minibatch in flight keeps for its backward pass.
-        begin_bytes_I: additional bytes of a stage that begins at the position; not a sum.
-        end_bytes_I: additional bytes of a stage that ends at the position; not a sum.
+        begin_bytes_I: bytes that a stage keeps in addition if it begins here; not a sum; None: 0.
+        end_bytes_I: bytes that a stage keeps in addition if it ends here; not a sum; None: 0.
         cut_bytes_I: bytes that cross a cut at the position; not a sum.
         nested_II: whether a span may begin at the first position and end at the second; None: it
             may end at any later one, as in a chain of layers.
@@ -46,15 +46,15 @@ class Spans:
 
     @property
     def num_layers(self) -> int:
-        """L, the number of layers; for a graph, one less than its number of cut positions."""
+        """L, the number of layers of a chain, or of states of a branching graph."""
         return len(self.cut_bytes_I) - 1
 
     def parameter_bytes(self, first: int, end: int) -> float:
-        """Bytes of the parameters of layers ``first`` to before ``end``."""
+        """Bytes of the parameters between the cut positions ``first`` and ``end``."""
         return float(self.parameter_bytes_I[end] - self.parameter_bytes_I[first])
 
     def stored_bytes(self, first: int, end: int) -> float:
-        """Bytes that a stage, layers ``first`` to before ``end``, keeps for a minibatch."""
+        """Bytes that a stage between these cut positions keeps for each minibatch in flight."""
         before_I, after_I = self.stored_between()
         return float(after_I[end] - before_I[first])
 
@@ -125,7 +125,7 @@ def loads_s(profiles: Sequence[Profile]) -> list[float]:
 
 
 def state_spans(states: Sequence[Sequence[State]]) -> Spans:
-    """Costs of a branching graph; ``states`` lists its states once for each kind of device."""
+    """Costs of a branching graph; ``states`` lists its states, with costs, by kind of device."""
     if len({tuple(state.layers for state in kind) for kind in states}) != 1:
         raise ProfileError(
             "the graphs have different layers or edges", remedy="profile one model on all devices"

@@ -44,7 +44,7 @@ class CostModel:
     cut_is_shared: bool
 
     def sync_s_per_byte(self, replicas: int, *, bytes_per_s: float) -> float:
-        """Seconds of all-reduce per parameter byte; :meth:`sync_s` divides them by ``replicas``."""
+        """Seconds of one all-reduce, which serves ``replicas`` minibatches, per parameter byte."""
         times = self.sync * (replicas - 1)
         return times / (replicas * bytes_per_s if self.sync_is_shared else bytes_per_s)
 
@@ -55,7 +55,7 @@ class CostModel:
     def stage_s(
         self, compute_s: float, parameter_bytes: float, *, replicas: int, bytes_per_s: float
     ) -> float:
-        """Q, the seconds between two minibatches; one takes ``compute_s`` on the slowest device."""
+        """Q, the seconds between two minibatches if one takes its slowest device ``compute_s``."""
         return compute_s / replicas + self.sync_s(
             parameter_bytes, replicas=replicas, bytes_per_s=bytes_per_s
         )
@@ -79,7 +79,7 @@ PRESETS: Mapping[str, CostModel] = MappingProxyType(
     }
 )
 """``eq4``: the paper's equations to the letter. ``pipedream``: PipeDream's published optimizer.
-``sparsepipe_mp`` and ``sparsepipe_hete``: the two of the paper's authors, in their repository."""
+``sparsepipe_mp`` and ``sparsepipe_hete``: the two in the repository of the paper's authors."""
 
 
 def cost_model(name: str | CostModel) -> CostModel:
@@ -122,8 +122,8 @@ def plan_times(
 ) -> tuple[list[float], list[float]]:
     """Seconds of each stage for a minibatch, and of the transfer after each stage but the last.
 
-    With ``by_hosts``, receivers on one host share its link, as in PipeDream's optimizer for levels;
-    otherwise each receiver counts as if it had a link of its own.
+    With ``by_hosts``, receiving devices on one host share its link, as in PipeDream's optimizer for
+    several levels; otherwise each counts as if it had a link of its own.
     """
     stages, cuts, sums_KI = [], [], spans.compute_s_KI
     for number, stage in enumerate(plan):

@@ -127,7 +127,7 @@ def hete_mp(problem: Problem, *, order: Order = "by_count") -> Solution:
 
 
 def exact(problem: Problem) -> Solution:
-    """The best of all plans, with any devices for each stage."""
+    """The best of all plans, in which stages may have any devices."""
     likes = equal_kinds(problem.pool, problem.spans)
     few = merged(problem, likes)
     check_subsets(few)
@@ -159,7 +159,7 @@ def exhaustive(problem: Problem) -> Solution:
 
 
 Search = Callable[..., Solution]
-"""A function that returns the solution of a problem; it may take options of its own."""
+"""A function that returns the solution of a problem; it may take keyword options."""
 
 SEARCHES: Mapping[str, Search] = MappingProxyType(
     {
@@ -213,7 +213,7 @@ def search_by_name(name: str) -> Search:
 
 
 def best_cuts(problem: Problem, groups: Sequence[Counts]) -> Solution:
-    """The best plan whose stages have the devices ``groups``, in this order, as in Table III."""
+    """The best plan whose stages have the devices ``groups``, by kind, in order (Table III)."""
     used = [tuple(map(sum, zip(*groups[:n], strict=True))) for n in range(1, len(groups) + 1)]
     if used[-1] != problem.pool.counts or len(groups) > problem.spans.num_layers:
         raise PlanError(
@@ -247,7 +247,7 @@ def kind_order(order: str | Sequence[str], pool: DevicePool, spans: Spans) -> li
     Args:
         order: ``by_count``: the model with the most devices over all hosts first, as in Table III;
             ``by_speed``: the kind that runs the entire model fastest first; ``by_tflops``; or a
-            list of the kinds' names. Ties keep the inventory's order.
+            list of the kinds' names or ``HOST/NAME``. Ties keep the inventory's order.
         pool: the devices.
         spans: costs of the layers on each kind.
     """
@@ -299,7 +299,7 @@ MOST_WINDOWS = 100_000_000
 (or two layers, if some are recomputed) for any search: about a minute and 1 GB."""
 
 MOST_WALKS = 20_000_000
-"""The most sets of kinds times layers cubed with ``recompute=auto``: about a minute."""
+"""Largest number of sets of kinds times layers cubed for ``recompute=auto``: about a minute."""
 
 
 def check_subsets(problem: Problem) -> None:
@@ -318,8 +318,8 @@ def check_subsets(problem: Problem) -> None:
 
 
 def check_states(problem: Problem, stages: int) -> None:
-    """Raises a PlanError if these ``stages`` have too many pairs of positions where they may begin
-    and end; chains of layers without recomputation need no pairs.
+    """Raises a PlanError if so many ``stages`` have too many pairs of positions where they may
+    begin and end; chains of layers without recomputation need no pairs.
     """
     states, synchronous, kinds = problem.spans.num_layers, problem.synchronous, problem.pool.kinds
     if synchronous is None:

@@ -36,12 +36,12 @@ from sparsepipe.partition.search.checkpointed_stages import check_memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Split:
-    """The best pipelines of all spans on a number of machines, by their last stages.
+    """The best pipelines of all spans on some number of devices or, at the second level, hosts.
 
     Attributes:
         time_s_II: seconds between two minibatches of a span's pipeline; infinite where none exists.
         cut_II: the position at which its last stage begins.
-        machines_II: number of machines of its last stage.
+        machines_II: number of devices or hosts of its last stage.
     """
 
     time_s_II: Floats
@@ -52,7 +52,7 @@ class _Split:
 def mp_by_levels(problem: Problem, *, device: str) -> Solution:
     """PipeDream's plan for hosts with the same number of devices, all of which count as ``device``.
 
-    Among plans with equal costs, it is the one whose last stages have the most machines.
+    Among plans with equal costs, it is the one whose last stages have the most devices.
     """
     pool, alike, layers = problem.pool, as_uniform(problem, device), problem.spans.num_layers
     numbers = dict.fromkeys(pool.inside, 0)
@@ -100,7 +100,7 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
 def _level(
     problem: Problem, time_s_II: Floats, *, machines: int, bytes_per_s: float
 ) -> dict[int, _Split]:
-    """Best pipelines of all spans on up to ``machines``; one takes ``time_s_II`` for a span."""
+    """Best pipelines of all spans on 1 to ``machines``, each of which takes ``time_s_II``."""
     spans, model = problem.spans, problem.model
     parameters_I = spans.parameter_bytes_I
     bytes_II = parameters_I[None, :] - parameters_I[:, None]
@@ -137,7 +137,7 @@ def _level(
 def _best_stages(
     found: dict[int, _Split], first: int, end: int, machines: int
 ) -> list[tuple[int, int, int]]:
-    """First layer, end and number of machines of each stage of the best pipeline of a span."""
+    """First layer, end (exclusive) and number of machines of the best pipeline's stages."""
     stages: list[tuple[int, int, int]] = []
     while machines:
         split = found[machines]
@@ -150,7 +150,7 @@ def _best_stages(
 def least_variance(
     spans: Spans, *, stages: int, memory: MemoryModel | None = None, room: float | None = None
 ) -> list[int] | None:
-    """Finds the ends of the stages for the cuts with the least variance.
+    """Finds the ends of stages whose seconds of compute vary least.
 
     Variances count as equal if stages differ by a billionth of their mean; among equal cuts, those
     are taken whose first stage ends first, then the second, and so on.
@@ -158,7 +158,7 @@ def least_variance(
     Args:
         spans: costs on one kind of device.
         stages: K, the number of stages.
-        memory: bytes that stages keep; None: memory is not limited.
+        memory: counts the bytes that a device keeps; None: memory is not limited.
         room: memory of each device in bytes; None: unknown.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Finds the best plan over a lattice of devices exactly, for stages that follow one another.
+"""Finds the best plan exactly: a path of stages through a lattice of sets of used devices.
 
 The smallest bottleneck is found by bisection: for a bound on all times, one pass over the lattice
 determines which cut positions can be reached with which devices (Eq. 5 as a feasibility test).
@@ -26,14 +26,14 @@ from sparsepipe.partition.search.reachability import (
 from sparsepipe.partition.search.stage_costs import Costs, costs_by_readers
 
 _TINY_S = 1e-300
-"""A lower bound of positive bottlenecks: bisections of the ratio to it soon lead to any scale."""
+"""Lower bound of positive bottlenecks in s: bisecting ratios from it soon finds any scale."""
 
 
 def best_plan(problem: Problem, lattice: Lattice) -> tuple[list[Choice], StageSpans | None] | None:
-    """Returns the stages of the best plan, with the spans to recompute if the setting is ``auto``,
-    else None; None instead of both if no plan fits the memory.
+    """Returns the stages of the best plan and the spans to recompute, which are None unless the
+    setting is ``auto``; None instead of both if no plan fits the memory.
 
-    Among equal plans of a synchronous pipeline, one with the most first-stage devices is taken.
+    Among equally fast plans of a synchronous pipeline, one with the most first-stage devices wins.
     """
     runs: RecomputationCosts | None = None
     if problem.synchronous is None:

@@ -64,9 +64,9 @@ class LayerTables:
         return saved_I - begin_I, saved_I + end_I, weights_I
 
     def _named(self, kinds: tuple[int, ...], whole: bool) -> tuple[Floats, Floats, Floats]:
-        """For each possible stage, the bytes that it keeps, most bytes inside a span, and seconds
-        of recomputing the layers that the setting names, or all if ``whole``; infinite seconds for
-        a ``whole`` stage with a named layer.
+        """Three arrays [I, I] for a batch: bytes that a stage keeps, most bytes inside a span, and
+        seconds of recomputing the layers that the setting names, or all if ``whole``; infinite
+        seconds for a ``whole`` stage with a named layer.
         """
         chain, places = self.chain(kinds), self.problem.spans.num_layers + 1
         spans = self.synchronous.spans(places - 1)
@@ -130,7 +130,7 @@ class RecomputationCosts:
     ) -> StageClass:
         """The class of a stage whose devices have up to ``at_once`` microbatches in flight.
 
-        ``readers`` devices are in the first stage; ``stage`` may be any with the same ``is_whole``.
+        ``readers`` devices are in the first stage; ``stage``: any number with this ``is_whole``.
         """
         readers = 1 if self._memory is None else readers
         return StageClass(
@@ -167,7 +167,7 @@ class RecomputationCosts:
         ]
 
     def seconds_II(self, own: StageClass) -> Floats:
-        """Seconds of recomputation for a batch by stage; infinite where a stage does not fit."""
+        """Seconds [I, I] of recomputation for a batch; infinite where a stage does not fit."""
         if own not in self._seconds:
             room_II = self._room_II(own) / own.share
             if self._what.setting == "auto":
@@ -194,12 +194,12 @@ class RecomputationCosts:
         return tuple(found)
 
     def limit_bytes(self, own: StageClass) -> float:
-        """The least memory of a device of such stages; infinite if unknown."""
+        """Bytes of memory of the smallest device of such stages; infinite if unknown."""
         limits = [self._pool.kinds[kind].memory_bytes for kind in own.kinds]
         return min((limit for limit in limits if limit is not None), default=float("inf"))
 
     def _room_II(self, own: StageClass) -> Floats:
-        """Bytes that a device of each stage has for backward passes."""
+        """Bytes [I, I] that a device of each stage can keep for backward passes."""
         weights_I = self.tables.sums(own.kinds)[2]
         weights_II = weights_I[None, :] - weights_I[:, None]
         if self._memory is None:

@@ -33,8 +33,8 @@ def exhaustive(
         spans: costs of a chain of layers.
         pool: the devices, all of which are used.
         model: costs of stages and cuts.
-        memory: bytes that stages keep; None: memory is not limited.
-        groups: for each plan to try, the devices of its stages by kind; None: all divisions.
+        memory: counts the bytes that a device keeps; None: memory is not limited.
+        groups: the divisions to try, with the devices of each stage by kind; None: all.
         more_s: gives seconds to add to each stage of a plan, infinite for one that does not fit.
     """
     if groups is None and (number := how_many(spans.num_layers, pool)) > MOST_PLANS:
@@ -74,7 +74,7 @@ def exhaustive(
 
 
 def how_many(num_layers: int, pool: DevicePool) -> int:
-    """The number of plans with any devices for each stage."""
+    """Number of plans that split ``num_layers`` layers over all devices of the pool."""
     most = min(num_layers, pool.num_devices)
     total = 0
     for stages in range(1, most + 1):
@@ -90,7 +90,7 @@ def how_many(num_layers: int, pool: DevicePool) -> int:
 
 
 def plans(num_layers: int, groups: Iterable[Sequence[Counts]]) -> Iterator[list[Choice]]:
-    """Yields all plans of ``num_layers`` layers whose stages have devices of one of ``groups``."""
+    """Yields all plans of ``num_layers`` layers for each division of devices in ``groups``."""
     for counts in groups:
         for cuts in combinations(range(1, num_layers), len(counts) - 1):
             bounds = [0, *cuts, num_layers]
@@ -101,7 +101,7 @@ def plans(num_layers: int, groups: Iterable[Sequence[Counts]]) -> Iterator[list[
 
 
 def divisions(left: Counts) -> Iterator[list[Counts]]:
-    """Yields all ways to distribute the devices ``left`` over stages, each with at least one."""
+    """Yields all ways to distribute ``left`` devices by kind over stages, at least one to each."""
     if not any(left):
         yield []
     for group in product(*(range(count + 1) for count in left)):

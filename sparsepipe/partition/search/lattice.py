@@ -23,7 +23,7 @@ class Transitions:
     """All stages that end at one node, E of them; arrays are in the order of their sources.
 
     Attributes:
-        sources_E: numbers of the nodes at which the stages begin.
+        sources_E: indices of the nodes at which the stages begin.
         counts_EK: numbers of devices of each stage, by kind.
         replicas_E: number of devices of each stage.
         left_E: number of devices of each stage and all later ones together.
@@ -45,8 +45,8 @@ class LatticeNode:
 
     Args:
         counts: number of these devices of each kind.
-        host: number of the last stage's host if bandwidths differ, otherwise 0.
-        stage: number of stages so far, up to the number that is distinguished.
+        host: :meth:`.DevicePool.host_of` the last stage if bandwidths differ, otherwise 0.
+        stage: number of stages so far, but at most ``distinct_stages``.
     """
 
     counts: Counts
@@ -66,7 +66,7 @@ class Lattice:
             and from later ones.
 
     Attributes:
-        last: numbers of the nodes at which all devices are used.
+        last: indices of the nodes at which all devices are used.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Lattice:
         self.last = [n for n, node in enumerate(self.nodes) if node.counts == self.all_used]
 
     def _add(self, used: Counts, earlier_U: Ints) -> None:
-        """Adds the nodes at which the devices ``used`` are used, and the stages that end there."""
+        """Adds nodes with the devices ``used``, and stages to them from the sets ``earlier_U``."""
         groups_UK = np.array(used, dtype=np.intp) - self._used_UK[earlier_U]
         below_U = (groups_UK >= 0).all(axis=1)
         befores_B, groups_BK = earlier_U[below_U], groups_UK[below_U]
@@ -149,7 +149,7 @@ class Lattice:
 
 
 def prefixes(pool: DevicePool, order: Sequence[int]) -> list[Counts]:
-    """Counts by kind of the first 0, 1, ... N devices of a list sorted by kind (Algorithm 1)."""
+    """Counts by kind of the first 0, 1, ... N devices, with kinds in ``order`` (Algorithm 1)."""
     used = [0] * len(pool.kinds)
     found = [tuple(used)]
     for kind in order:
@@ -167,7 +167,7 @@ def subsets(pool: DevicePool) -> list[Counts]:
 def stages_between_subsets(pool: DevicePool) -> int:
     """Number of stages in a lattice of all subsets; an upper bound if bandwidths differ.
 
-    Each stage then counts once for each host, or several, on which the stage before may be.
+    Each stage then counts once for each host of the stage before, and once more for several hosts.
     """
     hosts = len({kind.host for kind in pool.kinds})
     from_any = prod(count + 1 for count in pool.counts)

@@ -38,7 +38,7 @@ _ROUNDING = 1e-12
 
 
 class ChainReachability:
-    """Finds reachable positions in a chain, where a stage's ends form a window with exceptions."""
+    """Finds reachable positions in a chain: a stage may end in a window, with few exceptions."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -75,7 +75,7 @@ class ChainReachability:
         self._bound_s = bound_s
 
     def _last_EI(self, node: int, ways: Ints | slice) -> Places:
-        """Last possible end of each stage, by where it begins; one not after that means none."""
+        """Last possible end of each stage, by where it begins; none if not after that."""
         costs = self._costs
         last_EI: Places = self._last_CI[costs.stages_E[node][ways]]
         if len(self._held_MI):
@@ -106,7 +106,7 @@ class ChainReachability:
         return np.asarray(may_EP, dtype=np.bool_)
 
     def reached(self, bound_s: float) -> Bools:
-        """The positions that any number of stages can reach within ``bound_s``, by node."""
+        """By node, the positions that any number of stages, each within ``bound_s``, can reach."""
         self._set(bound_s)
         reached_VI = np.zeros((len(self._costs.lattice.nodes), len(self._places_I)), dtype=np.bool_)
         reached_VI[0, 0] = True
@@ -115,7 +115,7 @@ class ChainReachability:
         return reached_VI
 
     def following(self, bound_s: float, begin_VI: Bools) -> Bools:
-        """The positions that one more stage can reach from ``begin_VI``, by node."""
+        """By node, the positions that one more stage can reach from ``begin_VI`` in ``bound_s``."""
         self._set(bound_s)
         some_V = np.asarray(begin_VI.any(axis=1), dtype=np.bool_)
         ends_VI = np.zeros_like(begin_VI)
@@ -126,7 +126,7 @@ class ChainReachability:
         return ends_VI
 
     def depart(self, node: int, bound_s: float, targets_I: Bools) -> Bools:
-        """For each stage to ``node``, where it may begin so as to end at one of ``targets_I``."""
+        """For each stage to ``node``, positions from which it can end at one of ``targets_I``."""
         self._set(bound_s)
         beyond = np.int32(len(targets_I))
         places_I = np.where(targets_I & ~self._alone_I, self._places_I, beyond)
@@ -207,7 +207,7 @@ MOST_AT_ONCE = 4_000_000
 def best_of_ties(
     costs: Costs, windows: ChainReachability | PairReachability, bottleneck_s: float
 ) -> list[Choice]:
-    """The best of the plans with this bottleneck, as the module describes; there must be one."""
+    """The best of the plans with this bottleneck, by the rules above; there must be one."""
     bound_s, lattice = bottleneck_s * (1 + EQUAL), costs.lattice
     # Positions by node that 0, 1, ... stages reach and fewer do not, until a plan is found: a plan
     # of fewest stages passes only these, since fewer stages up to one would make it shorter.
@@ -231,7 +231,7 @@ def best_of_ties(
 
 
 class _Remainder:
-    """Worst and second-worst times of the best stages still to come, by node and position."""
+    """Least possible worst and second-worst times of stages to come, by node and position."""
 
     def __init__(self, costs: Costs, levels: list[Bools], bound_s: float) -> None:
         self._costs, self._levels, self._bound_s = costs, levels, bound_s

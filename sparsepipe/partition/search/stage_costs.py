@@ -38,18 +38,18 @@ class Costs:
 
     Args:
         spans: costs of the layers.
-        lattice: the stages.
+        lattice: the stages, by the devices used before and after.
         model: costs of stages and cuts.
-        memory: bytes that stages keep; None: memory is not limited.
+        memory: counts the bytes that a device keeps; None: memory is not limited.
 
     Attributes:
         sums_RI: W for each kind, number of replicas and bandwidth, which make a row.
         rows: the row of ``sums_RI`` for a kind, a number of replicas and a bandwidth.
         rows_CK: rows of ``sums_RI`` for the kinds of a stage; for kinds that it does not have, the
             row of its first kind.
-        stages_E: for each node, the number among C of each stage.
-        rates_E: for each node, the number among T of the rate of each stage's transfer.
-        rooms_E: for each node, the number among M of each stage; empty without limits.
+        stages_E: for each node, the index among C of each stage that ends there.
+        rates_E: for each node, the index among T of the transfer to each stage.
+        rooms_E: for each node, the index among M of each stage; empty if memory is not limited.
         by_windows: whether, in a chain of layers, the possible ends of a stage follow one another,
             except those that memory excludes (see ``reachability.py``).
     """
@@ -117,7 +117,9 @@ class Costs:
     def times_s(
         self, node: int, ways_P: Ints, begins_P: Ints, ends_J: Ints, bound_s: float
     ) -> Floats:
-        """Seconds [P, J] of stages to ``node``; infinite if not allowed or above ``bound_s``."""
+        """Seconds [P, J] of stages to ``node``; infinite if they or their input exceed ``bound_s``,
+        or if memory or the graph does not allow them.
+        """
         begins_P1, ends_J = begins_P[:, None], ends_J[None, :]
         sums_PJ = np.full((len(begins_P), ends_J.shape[1]), -np.inf)
         for rows_P in self.rows_CK[self.stages_E[node][ways_P]].T:
@@ -139,8 +141,8 @@ class Costs:
         return np.where(allowed_PJ, times_PJ, np.inf)
 
     def kept(self, number: int) -> tuple[Floats, Floats, float]:
-        """Two arrays [I] of bytes for the memory class ``number``, and a limit for the second where
-        a stage ends minus the first where it begins.
+        """Two arrays [I] of bytes for the memory class ``number``, and a limit: a stage fits if the
+        second where it ends minus the first where it begins does not exceed it.
         """
         assert self.memory is not None
         in_flight, replicas, room = self._rooms_M[number]
@@ -166,8 +168,8 @@ class SynchronousCosts(Costs):
         self._kept: list[tuple[Floats, Floats, float]] = []
 
     def of_readers(self, readers: int | None) -> SynchronousCosts:
-        """Costs for plans whose first stage has ``readers`` devices; None: any number, if memory is
-        not limited.
+        """Costs for plans whose first stage has ``readers`` devices; None stands for any number and
+        is allowed only if memory is not limited.
         """
         other = copy(self)
         replicas_E, left_E = (self._all(name).astype(np.intp) for name in ("replicas_E", "left_E"))
@@ -213,7 +215,7 @@ class SynchronousCosts(Costs):
 class RecomputingCosts(Costs):
     """Costs of stages whose recomputation adds seconds that depend on where they begin and end.
 
-    ``readers``: number of devices of the first stage; None: any number.
+    ``readers``: number of first-stage devices; None, if memory is not limited: any number.
     """
 
     by_windows = False
@@ -228,8 +230,8 @@ class RecomputingCosts(Costs):
         self._each = list(classes)
 
     def _numbers(self, ways: Transitions, classes: dict[StageClass, int]) -> Ints:
-        """The class number of each stage; -1 if it cannot be chosen: a first stage without
-        ``readers`` devices, a last stage before all named ones, and one with too many devices.
+        """The index of each stage's class in ``classes``, extended here; -1 for a first stage
+        without ``readers`` devices, a last one before a named one, and one with too many devices.
         """
         found = []
         for way, source in enumerate(ways.sources_E.tolist()):

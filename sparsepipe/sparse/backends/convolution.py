@@ -19,7 +19,7 @@ from sparsepipe.sparse.saved_tensors import save, saved
 
 
 class _Workspace(threading.local):
-    """One growing byte buffer per thread and name.
+    """Keeps a byte buffer per thread and name, which grows when a larger tensor is taken.
 
     Fresh memory costs a page fault for every 4 KiB touched, which for buffers of some
     megabytes takes longer than the copy into them. CUDA tensors are not kept here: CUDA's
@@ -64,7 +64,7 @@ def convolve(feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Ten
 
 
 def _block_rows(kernel_map: KernelMap, kernel_KCD: Tensor) -> int:
-    """Returns the rows per block: as many as fit the memory budget, but not too few for the kernel.
+    """Returns the number of rows per block: as many as fit the memory budget, but not too few.
 
     Every block reads the whole kernel, so a block with fewer pairs per offset than channels
     moves more weights than features.
@@ -255,11 +255,11 @@ def _accumulate(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> N
 
 
 def _product_rows(count: int, like: Tensor) -> int:
-    """Returns how many rows to allocate for a product of ``count`` rows; the rest is ignored.
+    """Returns how many rows to allocate for a product of ``count`` rows; the others are ignored.
 
-    In 16 bits on a CPU each new shape of a product is compiled first, which takes longer than
-    most products, and pair counts differ from batch to batch. Rounding them up to a multiple
-    of 16, or by at most an eighth, makes shapes repeat.
+    In 16 bits on a CPU each new shape of a product is compiled first, which takes longer than most
+    products, and pair counts differ from batch to batch. Rounding them up makes shapes repeat:
+    small counts to a multiple of 16, larger ones to a coarser step that adds at most an eighth.
     """
     if like.device.type != "cpu" or like.element_size() != 2:
         return count

@@ -21,7 +21,7 @@ from sparsepipe.sparse.tensor import SparseTensor
 
 @dataclass(frozen=True)
 class NativeBackend:
-    """Sparse convolution as gather, matrix products and sums over bags of rows.
+    """Convolves by gathering rows, a matrix product for each offset, and a sum for each output row.
 
     Computes in float32, float64, bfloat16 and float16; under autocast in the autocast
     dtype. Results are repeatable bit for bit on a CPU and on CUDA: no atomic additions.
@@ -72,7 +72,7 @@ class NativeBackend:
 def at_level(
     x: SparseTensor, feats: Tensor, level: CoordinateCache, spec: KernelSpec
 ) -> SparseTensor:
-    """Returns ``feats`` as a tensor on the sites of ``level``, which ``spec`` makes of ``x``'s."""
+    """Returns ``feats`` on the sites of ``level``, the output level of the window over ``x``."""
     if level is x.cache:
         return x.replace_feats(feats)
     sx, sy, sz = (a * b for a, b in zip(x.stride, spec.stride, strict=True))
