@@ -59,7 +59,7 @@ _SAMPLES = (
 """Keys of data that decide which samples are read, and how many at a time, but not how a sample is
 processed: an evaluation may set them differently from the training."""
 _PLACES = ("cache_dir", "root", "split")
-"""Keys within data that may be paths."""
+"""Keys of data whose values may be paths."""
 
 
 def replayed(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:

@@ -64,7 +64,7 @@ class PlanChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring:
-    """Numbers of passes and batches to measure a device without a profile; see ``task=profile``."""
+    """Numbers of passes and batches that measure a device without a profile (``task=profile``)."""
 
     __pydantic_config__ = _FIXED
     num_warmup: Annotated[int, Field(ge=0, le=1_000_000)] = 5

@@ -107,7 +107,7 @@ class ReportContents:
 
 
 _read: dict[ReportContents, dict[str, list[Row]]] = {}
-"""The rows that a report's fingerprint read, until it is written: runs are read only once."""
+"""The rows that :meth:`Report.prepare` read, for :meth:`Report.run`: runs are read only once."""
 
 
 class Report(Task):

@@ -16,7 +16,7 @@ from sparsepipe.schedule.plan import Plan
 
 _ORDER = "in each stage, give every minibatch one forward, then one backward, then its update"
 Part = tuple[int, int | None]
-"""Numbers of a minibatch and of its microbatch; None instead if minibatches are not split."""
+"""Number of a minibatch, and of its microbatch; the second is None if it is not split."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,7 +300,7 @@ class CycleDetector:
     def __init__(self, supply: MinibatchSupply, period: int) -> None:
         self._supply, self._period = supply, period
         self._begins_s: list[float] = []  # times of the first rank's update, once a period
-        self._next = 3  # periods after which to look
+        self._next = 3  # number of periods after which to look for a cycle
         self._cycle = 0  # number of minibatches after which the times of updates repeat
         self._first: RunState | None = None  # at the beginning of what may be a cycle
         self._due: int | None = None  # minibatch at whose update the state is needed

@@ -16,7 +16,7 @@ State: TypeAlias = tuple[tuple[object, ...], list[float]]
 """The discrete state of a queue or of sums, and the times at which their transfers will end."""
 
 Part: TypeAlias = tuple[int, int | None]
-"""Numbers of minibatch and microbatch; None: minibatches are not split."""
+"""Number of a minibatch, and of its microbatch; the second is None if it is not split."""
 
 CARGO = {"F": "activation", "B": "gradient"}
 """The kind of message that an action sends, by kind of action."""

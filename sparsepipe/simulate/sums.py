@@ -54,7 +54,7 @@ class Sums:
         self._events, self._flows, self._ranks = events, flows, ranks
         self._spans, self._wake = spans, wake
         self._sizes = [costs.parameter_bytes]
-        self._early: list[list[float]] | None = None  # seconds into the backward, by rank
+        self._early: list[list[float]] | None = None  # seconds into the backward, by rank and part
         if bucket_bytes is not None:
             layers_bytes = costs.layers_parameter_bytes
             timed = [len(own_s) for own_s in costs.layers_backward_s]

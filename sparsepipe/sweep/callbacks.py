@@ -152,7 +152,7 @@ class SweepLedger(Callback):
             try:
                 frame = gather(experiment) if any(experiment.glob("[!.]*/DONE.json")) else None
             except NoRunsError:
-                continue  # only reports have finished
+                continue  # no finished run except reports
             except DataError as error:
                 log.warning("no ledger of %s: %s", near(experiment), error)
                 continue

@@ -11,7 +11,7 @@ from sparsepipe.report.tables import overrides_beside
 from sparsepipe.runs.ledger_table import Row
 
 _LAYERS = 52
-"""Number of layers of the paper's VGG16; each row of the figure ends with a pooling layer."""
+"""Number of layers of the paper's VGG16; each row of the table ends with a pooling layer."""
 _COLUMNS = {
     key: Column(
         key=f"{name}_share", heading=heading, unit="%", form="{:.1f}", compare=Compare.DIFFERENCE
