@@ -219,7 +219,7 @@ def free_block(namespaces: Iterable[str]) -> int:
 
 
 def on_processors(inventory: Inventory, *, link_bytes_per_s: float | None = None) -> Inventory:
-    """The inventory with CPU devices (profiles give the speeds) and, if not None, this link."""
+    """The inventory with CPU devices (profiles give speeds) and, if given, this link bandwidth."""
     joined = joined_by(inventory, link_bytes_per_s)
     hosts = []
     for host in joined.hosts:

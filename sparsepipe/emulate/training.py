@@ -101,7 +101,7 @@ class UnmovedSGD(torch.optim.SGD):
 
 
 class ReplayData(pl.LightningDataModule):
-    """Yields ``minibatches`` minibatches of zeros, in the size of the profile's input."""
+    """Yields ``minibatches`` minibatches of zeros: the profile's input, in ``rows`` if not None."""
 
     def __init__(self, profile: Profile, *, minibatches: int, rows: int | None = None) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def rates(
 
 
 def steady_part(steps: int, *, ahead: int) -> tuple[int, int]:
-    """Indices of the steps between whose ends an epoch is steady; a ConfigError without any."""
+    """Indices of the steps between whose ends an epoch is steady; a ConfigError if none are."""
     found = steady_rounds(steps, ahead=ahead)
     if found is None:
         least = max(5, ahead + 4)

@@ -95,7 +95,7 @@ class RecomputedSpan:
 
     @contextmanager
     def _recording(self, kept: Sequence[Tensor], drawn: dict[Any, Any]) -> Iterator[None]:
-        """Context of the first run; stores in ``drawn`` the states of generators before its draws.
+        """Context of the first run; stores in ``drawn`` the earlier states of generators that drew.
 
         ``kept``: tensors of the input. A ConfigError if a second run would compute something else.
         """
@@ -137,7 +137,7 @@ class RecomputedSpan:
 def _taken_apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
     """The distinct tensors of a span's input, and a function that rebuilds the input from them.
 
-    A sparse tensor counts with its features. The function keeps no tensors alive but coordinates.
+    A sparse tensor counts as its features. The function keeps only coordinates alive, no tensors.
     """
     flat, tree = pytree.tree_flatten(value, is_leaf=lambda node: isinstance(node, SparseTensor))
     places: dict[int, int] = {}

@@ -36,7 +36,7 @@ class Segment:
 
     Attributes:
         minibatches: number of minibatches that entered the pipeline, on all ranks of stage 0.
-        version_of_forward: weight version of each forward here, by minibatch, from 0 per segment.
+        version_of_forward: weight version of each forward here, by minibatch number in the segment.
         version_of_backward: the same for each backward.
         peak_versions: largest number of weight sets in use at a time, with the parameters' own.
     """
@@ -54,7 +54,7 @@ class AsynchronousWorker(StageWorker[Events]):
         weights: the weights of the rank's stage; None: the worker only evaluates.
 
     Attributes:
-        segments: a record for each drain so far; None, the default: none, until set to a list.
+        segments: a record for each drain since it was set to a list; None, the default: no records.
     """
 
     def __init__(self, *, weights: Weights | None, **common: Any) -> None:

@@ -140,7 +140,7 @@ def time_pairs(
     """Measures messages between each of ``pairs``; returns the times of those that this rank sends.
 
     A collective of all ranks. Pairs take turns: each is timed from its first rank to the second,
-    back, and, with the last and largest size, in both directions at once.
+    back, and, with the last size, the largest, in both directions at once.
     """
     found: list[MessageTime] = []
     for first, second in pairs:

@@ -115,7 +115,7 @@ class StageMessages:
         self._held_back = False
 
     def begin(self, first: int, *, parts: int | None = None, held_back: bool = False) -> None:
-        """Numbers messages from ``first``; called alike on all ranks, while none is under way.
+        """Numbers messages from ``first``; called alike on all ranks, when no message is under way.
 
         ``parts``: microbatches per minibatch, if messages are about these; errors then name them.
         With ``held_back``, channels hold no more messages than their default depth, even if made

@@ -50,7 +50,7 @@ class KeyedRandomness:
             yield
 
     def key(self, *, minibatch: int, layer: int) -> None:
-        """Seeds torch's generators for the layer with this index and a minibatch of the run."""
+        """Seeds torch's generators for layer index ``layer`` in this minibatch of the whole run."""
         text = f"{self.seed} {minibatch} {layer}".encode()
         seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
         torch.default_generator.manual_seed(seed)

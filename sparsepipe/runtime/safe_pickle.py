@@ -118,7 +118,7 @@ def _description(value: Any) -> tuple[Any, ...]:
 
 
 def _known_class(module_name: str, name: str, needed: type = object) -> Any:
-    """Looks up a class by its name, without importing a module or calling a function."""
+    """Looks up a subclass of ``needed`` by its name, without importing or calling anything."""
     found: Any = sys.modules.get(module_name)
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part)

@@ -22,8 +22,8 @@ Close = Callable[[Callable[[], Any]], tuple[Tensor, Any]]
 """The step of the last of several stages: calls its argument once for the output of the layers, and
 returns the loss and a value that is passed on to the worker."""
 Step = Callable[[Callable[[Any], Any]], tuple[Tensor, Any]]
-"""The step of a single stage: the same, but it also computes the layers' input, with which it calls
-its argument."""
+"""The step of a single stage: as :data:`Close`, but it also computes the layers' input, with which
+it calls its argument."""
 Around = Callable[[Callable[[Any], Any], Any], Any]
 """Runs layers (first argument) on another form of their input (second); returns the output."""
 Leaves = Mapping[str, Tensor] | None

@@ -41,9 +41,9 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
     """Runs one rank of a synchronous pipeline.
 
     A minibatch is what all ranks of stage 0, the readers, read in a round. Each reader cuts its
-    batch into the microbatches that the schedule gives it. A microbatch's loss, a mean over its
-    samples, is weighted with its share of its reader's samples, so that gradients are those of the
-    mean loss over each reader's samples, averaged over the readers.
+    batch into those of the ``microbatches`` that it has by the schedule. A microbatch's loss, a
+    mean over its samples, is weighted with its share of its reader's samples, so that gradients are
+    those of the mean loss over each reader's samples, averaged over the readers.
 
     Attributes:
         sizes_read: numbers of samples of the microbatches that this rank cut from its last batch.

@@ -37,7 +37,7 @@ def keep_store(
     """Opens a store in this process that listens only on ``address``, which must be this host's.
 
     Port 0 means any free port. If ``clients`` is given, waits until that many processes use the
-    store, with this one; ``timeout`` limits waits. With ``across_hosts``, refuses a loopback.
+    store, with this one; ``timeout`` limits waits. With ``across_hosts``, refuses loopbacks.
     """
     # Processes that only start others import this file without torch.
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -70,7 +70,7 @@ def keep_store(
 
 
 def choose_interfaces(master: str, *, one_host: bool) -> None:
-    """Sets the environment variables that choose gloo's and NCCL's interface, if they are not set.
+    """Sets those environment variables for gloo's and NCCL's interface that are not set yet.
 
     Raises a ConfigError if only this host can reach ``master``, the address at which ranks of
     several hosts meet, or if no interface leads to it. ``one_host``: whether all ranks are here.

@@ -113,7 +113,7 @@ def other_rank_failed(*, announced: bool) -> bool:
 
 
 def first_to_report(text: str) -> bool:
-    """Whether this rank should report the error ``text``, which any may meet before it joins.
+    """Whether this rank should report the error ``text``, which any rank may meet before joining.
 
     The first rank to ask should, since a launcher ends all ranks when one has ended. If no launcher
     keeps the store, rank 0 should.

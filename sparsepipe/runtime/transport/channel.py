@@ -169,10 +169,10 @@ class Carrier(Protocol):
     """Moves tensors of a CUDA device; see ``cuda.py``. Its calls wait for the device."""
 
     def send(self, line: Line, tensors: Sequence[Tensor], made: Any) -> None:
-        """Sends uint8 tensors that are ready at ``made``; they may be freed afterwards."""
+        """Sends uint8 tensors that are ready after event ``made``; they may be freed afterwards."""
 
     def receive(self, line: Line, specs: Sequence[TensorSpec]) -> list[Tensor]:
-        """Receives tensors of uint8 for ``specs``; any stream may read them afterwards."""
+        """Receives a uint8 tensor for each of ``specs``; any stream may read them afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class Arrival:
     """A packet as received.
 
     Attributes:
-        buffers: pooled memory in which its tensors lie.
+        buffers: pooled memory in which its larger host tensors lie.
         device_tensors: its tensors on a CUDA device; users on other streams must ``record_stream``.
     """
 

@@ -226,7 +226,7 @@ class Network:
         return any(channel.thread.is_alive() for channel in self._channels)
 
     def _wire(self, route: Route) -> Wire | None:
-        """Connects a channel, if it is this rank's; every rank calls it, in the same order."""
+        """Connects a channel of this rank, or returns None; all ranks call it in the same order."""
         ranks = [route.source, route.target]
         other = route.other(self._rank)
         limit_s = self._timeout_s

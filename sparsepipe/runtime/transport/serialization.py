@@ -41,7 +41,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message about one minibatch: its tensors and a few values.
+    """A message about one minibatch or microbatch: tensors and a few values.
 
     Attributes:
         meta: small plain Python values (versions, losses, logged values), by name.

@@ -25,7 +25,7 @@ class Mode(StrEnum):
     STASH = "stash"
     """The backward uses the weights that the forward used (PipeDream's weight stashing)."""
     VERTICAL_SYNC = "vertical_sync"
-    """Likewise, and all stages use weights that include the gradients of the same minibatches."""
+    """Stashing of weights that, on all stages, include the gradients of the same minibatches."""
     SPECTRAIN = "spectrain"
     """The forward uses a prediction of the weights that the minibatch's own update will change."""
     NONE = "none"
@@ -239,7 +239,7 @@ def _changed(name: str) -> ConfigError:
 
 
 def _checksums(parameters: Iterable[Tensor]) -> Tensor:
-    """int64 [n, 2]: each parameter's sum of 8-byte words, and its rest's sum as float64 bits."""
+    """int64 [n, 2], by parameter: sum of 8-byte words, and sum of what is left, as float64 bits."""
     found = []
     for tensor in (parameter.data for parameter in parameters):
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
