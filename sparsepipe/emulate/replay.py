@@ -120,7 +120,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value_n: Tensor, weight_p: Tensor | None, layer: ReplayLayer) -> Tensor:
         ctx.save_for_backward(value_n)  # as real layers do: what is recomputed takes its time again
-        # ctx.share: the share of a minibatch that the input has.
+        # ctx.share: the input's share of its minibatch.
         ctx.layer, ctx.share = layer, value_n.shape[0] / layer.rows if layer.rows else 1.0
         ctx.shape, ctx.weight_p = value_n.shape, weight_p
         ctx.set_materialize_grads(False)

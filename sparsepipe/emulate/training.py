@@ -101,7 +101,7 @@ class UnmovedSGD(torch.optim.SGD):
 
 
 class ReplayData(pl.LightningDataModule):
-    """Yields ``minibatches`` minibatches of zeros: the profile's input, in ``rows`` if not None."""
+    """Yields ``minibatches`` minibatches of zeros, shaped by :func:`shape_of` like the input."""
 
     def __init__(self, profile: Profile, *, minibatches: int, rows: int | None = None) -> None:
         super().__init__()

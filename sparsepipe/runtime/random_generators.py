@@ -27,7 +27,7 @@ PYTHON: random.Random = random.getstate.__self__  # type: ignore[attr-defined]
 
 _HOST = torch.device("cpu")
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-# Kept, since every microbatch looks for generators and torch.Generator's isinstance runs Python.
+# Cached: every microbatch looks for generators and torch.Generator's isinstance runs Python.
 _are_generators: dict[type, bool] = {}
 
 

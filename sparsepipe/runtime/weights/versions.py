@@ -47,8 +47,8 @@ class Weights:
 
     Attributes:
         updating: makes a context in which the parameters change in place, to the next version.
-        keep_from: called with the smallest ``included`` of any later :meth:`begin`, or with None if
-            none follows before :meth:`restart`; lets vertical sync free versions early.
+        keep_from: to be called with the smallest ``included`` of any later :meth:`begin`, or None
+            if none follows before :meth:`restart`; lets vertical sync free versions early.
         note_values: to be called before code runs that is not the pipeline's.
         check_values: to be called after such code; raises a ConfigError if it changed a parameter
             that a minibatch in flight uses.
