@@ -317,7 +317,7 @@ def differences(now: Mapping[str, Any], training: Training) -> list[Difference]:
 
 
 def _complete(node: Any) -> dict[str, Any]:
-    """Returns a node with the plain defaults of arguments that it lacks; {} for other values."""
+    """Returns a node with the plain defaults of arguments that it lacks; {} if it is not a node."""
     if not isinstance(node, Mapping) or "_target_" not in node:
         return {}
     try:

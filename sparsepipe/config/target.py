@@ -64,7 +64,7 @@ class Target:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments without Hydra's instructions (``_partial_``) and without nodes to build."""
+        """The arguments except Hydra's instructions, such as ``_partial_``, and nodes to build."""
         return {
             key: value
             for key, value in self.arguments.items()

@@ -59,7 +59,7 @@ class Codes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Input of the losses: :class:`Codes` with reconstruction errors in place of the samples."""
+    """Input of the losses: :class:`Codes` with each sample's reconstruction error in its place."""
 
     shared_BC: Tensor
     private_BC: Tensor

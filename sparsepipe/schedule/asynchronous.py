@@ -45,11 +45,11 @@ class RankOrder:
         return minibatch // self._replicas - self.updates
 
     def following(self, minibatch: int) -> int:
-        """The next minibatch of this rank after ``minibatch``; the run may end before it."""
+        """Number of this rank's next minibatch after ``minibatch``; the run may end before it."""
         return minibatch + self._replicas
 
     def first_of(self, update: int) -> int:
-        """The first minibatch of those whose gradients ``update`` applies."""
+        """Number of the first minibatch whose gradient ``update`` applies."""
         return update * self._replicas
 
     def step_of(self, update: int) -> int:

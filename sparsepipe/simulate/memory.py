@@ -29,7 +29,7 @@ def memory_over_time(
     throughout; a minibatch's stored bytes, from its forward to its backward. A version of the
     weights that is still in use is copied when an update begins, and freed after its last backward;
     predicted weights and recomputed bytes count as long as their minibatches are in flight.
-    ``sizes``: sizes of microbatches relative to that of ``workload``; None: all are equal to it.
+    ``sizes``: sizes of microbatches relative to those of ``workload``; None: 1 for all.
     """
     plan = record.plan
     by_rank: list[list[Span]] = [[] for _ in range(plan.num_ranks)]

@@ -94,7 +94,7 @@ class Rank:
         weights: tracks whether the weights are in use; None: updates never copy.
         sums: sums of gradients of the rank's stage; None: the stage has nothing to sum.
         spans: list to which spans of actions are added; None: they are not recorded.
-        updates: called with each update when it begins, if not None.
+        updates: called with each update when it begins; None: nothing is called.
         returned: called in stage 0 with the number of a minibatch when a backward of it ends.
 
     Attributes:

@@ -59,9 +59,9 @@ class Workload:
     Args:
         plan: the stages and their ranks.
         stages: costs of each stage.
-        vertical_sync: whether all stages keep older weights so that a minibatch uses those of the
-            same updates everywhere; False: a stage keeps weights only until the backwards of the
-            minibatches that ran the forward with them.
+        vertical_sync: whether all stages keep older weights, so that a minibatch uses weights
+            with the same updates in all of them; False: a stage keeps weights only until the
+            backwards of the minibatches that ran the forward with them.
     """
 
     plan: Plan
@@ -136,7 +136,7 @@ class Workload:
 
     @classmethod
     def expected(cls, plan: Plan) -> Workload | None:
-        """The workload with the times that the plan's search expected; None if it has none.
+        """The workload with the times that the plan's search expected; None if the plan has none.
 
         A stage's grid of devices counts as its first rank; forwards of stage 0 include loading.
         """

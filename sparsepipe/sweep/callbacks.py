@@ -60,7 +60,7 @@ class SweepEnd(Callback):
     """Logs at a sweep's end which jobs failed, with the last lines of their logs."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Locks the sweep's directory, passes it to jobs, warns of an unusual search direction."""
+        """Locks the sweep's directory or exits, passes it on, warns of an odd search direction."""
         try:
             claim(sweep_directory(config))
         except SparsePipeError as error:

@@ -80,7 +80,7 @@ class JobRecord:
         before: whether the run had been finished before the job began.
         value: value of the run's ``objective``, for sweepers that search; None without one.
         log: the file with its output, if our launcher started it.
-        mark: mark of its processes, if our launcher started them.
+        mark: mark of its processes (:mod:`.process`), if our launcher started them.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")

@@ -87,7 +87,7 @@ class LockHeldError(Exception):
 def file_lock(
     path: Path, *, wait_s: float = 0.0, on_wait: Callable[[], object] | None = None
 ) -> Iterator[None]:
-    """Holds an exclusive lock between processes while the block runs; may raise a LockHeldError.
+    """Holds a lock that excludes other processes while the block runs, or raises a LockHeldError.
 
     The system releases the lock when the process ends, however it ends. The lock file remains.
 
