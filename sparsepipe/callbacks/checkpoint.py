@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class RunCheckpoint(Checkpoint):
-    """Writes ``last.ckpt`` after every epoch and on request, ``best.ckpt`` when a metric improves.
+    """Writes ``last.ckpt`` after epochs and in :meth:`save`, ``best.ckpt`` when a metric improves.
 
     A file is replaced only once the new one is complete. Every rank takes part; rank 0 writes.
 

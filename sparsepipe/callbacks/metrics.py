@@ -76,7 +76,7 @@ class MetricsCsv(pl.Callback):
 
 
 def epoch_metrics(trainer: pl.Trainer) -> dict[str, float]:
-    """Returns the epoch's metrics by name; collective, since metrics may synchronise ranks."""
+    """Returns the epoch's metrics by name; collective, since their computation may be."""
     values = {name: float(value) for name, value in trainer.callback_metrics.items()}
     # Besides ``name_epoch`` Lightning keeps the last step's value, as ``name`` and ``name_step``.
     return {

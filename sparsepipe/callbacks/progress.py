@@ -1,4 +1,4 @@
-"""Shows training progress: shapes per second, a bar on a terminal, log lines elsewhere."""
+"""Shows training progress: samples per second, a bar on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 
 class Throughput(pl.Callback):
-    """Logs an epoch's time, ``time/epoch_s``, and the rate of all ranks, ``train/shapes_per_s``.
+    """Logs an epoch's seconds, ``time/epoch_s``, and all ranks' samples/s, ``train/shapes_per_s``.
 
     The time is that of the epoch's training steps on the slowest rank, before and after a stop;
     the validation and the checkpoint at its end do not count.
 
     Attributes:
-        shapes_per_s: moving average of the rate of all ranks, for the progress bar.
+        shapes_per_s: moving average of all ranks' samples per second, for the progress bar.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Throughput(pl.Callback):
         pl_module.log("train/shapes_per_s", shapes / max(epoch_s, 1e-9))
 
     def _of_epoch(self) -> tuple[float, int]:
-        """Returns the epoch's seconds and number of shapes so far, over all ranks; collective."""
+        """Returns the epoch's seconds and number of samples so far, over all ranks; collective."""
         # Until the end of the last batch: a validation may have followed it.
         parts = process_group.gather_objects((self._last_s - self._started_s, self._shapes))
         before_s, shapes_before = self._before
@@ -103,10 +103,10 @@ def batch_size_of(batch: Any) -> int:
 
 
 class ShapesProgressBar(RichProgressBar):
-    """Lightning's Rich progress bar, with shapes per second besides the logged metrics.
+    """Lightning's Rich progress bar, with samples per second besides the logged metrics.
 
     Args:
-        throughput: callback that measures shapes per second.
+        throughput: callback that measures samples per second.
     """
 
     def __init__(self, throughput: Throughput) -> None:

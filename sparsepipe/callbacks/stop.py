@@ -93,7 +93,7 @@ def stop_if_requested(watch: SignalWatch) -> None:
 
 
 class ErrorNotes(pl.Callback):
-    """Adds a note with stage, epoch and batch to exceptions other than SparsePipeErrors."""
+    """Adds a note on where a run failed (stage, epoch, batch) to all but SparsePipeErrors."""
 
     @override
     def on_exception(

@@ -193,7 +193,7 @@ class Measured:
         for span in own:
             start, stop = max(begin, span.start), min(end, span.end)
             took = max(0.0, stop - start)
-            if span.is_action:  # without parts within it, such as messages that leave
+            if span.is_action:  # without parts within it, such as messages it sends
                 overlaps = (min(stop, each.end) - max(start, each.start) for each in beside)
                 took = max(0.0, stop - start - sum(max(0.0, overlap) for overlap in overlaps))
             name = _ACTIONS.get(span.kind, span.kind)

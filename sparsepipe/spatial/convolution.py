@@ -29,7 +29,7 @@ from sparsepipe.spatial.shard import (
 
 
 def halo_moves(shard: Shard, windows: Sequence[Window]) -> tuple[Move, ...]:
-    """Returns, for each axis of the grid, the exchange that brings the halos of ``windows``."""
+    """Returns, for each axis of the grid, the exchange that brings this rank the halos it needs."""
     grid, count = shard.grid, len(windows)
     sizes = whole_shape(shard)[-count:]
     if any(window.output_size(size) < 1 for window, size in zip(windows, sizes, strict=True)):
@@ -117,7 +117,7 @@ class _Layer:
         return found
 
     def arriving(self, fetching: Fetch | None) -> Iterator[tuple[_Part, Tensor]]:
-        """Yields, for each halo as soon as it arrives, its part and its inputs."""
+        """Yields, for each halo as soon as it arrives, its :class:`_Part` and the inputs in it."""
         for place in range(len(self.moves)):
             assert fetching is not None
             halos = fetching.halos()
@@ -134,7 +134,7 @@ class _Layer:
         return fetching
 
     def narrowed(self, value: Tensor, moves: Sequence[Move] | None = None) -> Tensor:
-        """Narrows ``value`` to :attr:`inside` in the dimensions of ``moves``; None: all moves."""
+        """Narrows ``value`` to :attr:`inside` in the dimensions of ``moves``; None: in all."""
         for move in self.moves if moves is None else moves:
             inside = self.inside[move.dim]
             first = inside.start - self.held[move.dim].start if inside.size else 0

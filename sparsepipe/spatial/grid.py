@@ -367,7 +367,7 @@ def fetch(local: Tensor, moves: Sequence[Move], grid: Grid) -> Tensor:
 def give_back(
     gradient: Tensor, moves: Sequence[Move], grid: Grid, *, is_own: bool = False
 ) -> Tensor:
-    """Computes the adjoint of :func:`fetch`; with ``is_own`` it may overwrite ``gradient``."""
+    """Sends gradients of :func:`fetch`'s result back; ``is_own``: may overwrite ``gradient``."""
     for move in reversed(moves):
         own, pieces = grid.coordinate(move.axis), move.exchange.pieces
         sizes = [piece.interval.size for piece in pieces]

@@ -41,7 +41,7 @@ def enter(value: Tensor, grid: Grid) -> Tensor:
 
 
 def leave(value: Tensor, grid: Grid) -> Tensor:
-    """Returns ``value``, equal on all ranks, from layers on shards for ordinary code.
+    """Returns ``value``, equal on all ranks, which layers on shards pass to code outside rules.
 
     The inverse of :func:`enter`: since all ranks then compute the same loss, the backward pass
     divides each rank's gradient by the number of ranks before layers get it.
@@ -81,7 +81,7 @@ def _sum_of(losses: Tensor, grid: Grid) -> Tensor:
 
 
 def _without(local: Tensor, shard: Shard, gone: Sequence[int]) -> Shard:
-    """Returns ``local`` as a shard like ``shard``, but without its uncut dimensions ``gone``."""
+    """Returns ``local`` as a shard like ``shard``, but without the uncut dimensions ``gone``."""
     dims = [dim + sum(each > dim for each in gone) for dim in shard.dims]
     return shard_of(local, shard.grid, dims, shard.full)
 

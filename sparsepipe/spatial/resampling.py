@@ -61,7 +61,7 @@ def _pool_windows(
 
 
 class _Recomputed(torch.autograd.Function):
-    """Applies a layer to a shard with halos, but saves the shard without them.
+    """Applies a layer to a shard with halos, but saves it without them for the backward pass.
 
     The layer before has usually saved the shard too, so this takes no memory. The backward pass
     fetches the halos and computes the layer again.

@@ -38,7 +38,7 @@ class SampleShards:
         self._gather = partial(
             gather_numbers, group=grid.group, device=device, what="comparing batches"
         )
-        self._parts: dict[str, tuple[int, ...] | None] = {}  # by stage: whole sizes of samples
+        self._parts: dict[str, tuple[int, ...] | None] = {}  # by stage: sizes if read in parts
         self._readers: list[tuple[Any, tuple[int, ...]]] = []
 
     def read(self, loader: object, stage: str) -> None:

@@ -59,7 +59,7 @@ class ShardedOptimizer:
         for parameter in self.whole:
             if id(parameter) not in owned:
                 optimizer.state.pop(parameter, None)
-        # Early stages may first update after the scheduler's first step: torch would warn of it.
+        # Early stages may first update after the scheduler's first step; torch would warn.
         optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def collect(self, *, given: Collection[int]) -> State:

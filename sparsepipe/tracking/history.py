@@ -84,7 +84,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _of_epoch(row: Mapping[str, str]) -> Row:
-    """Converts a row of the metrics file to a tracker's; leaves out the test, which is repeated."""
+    """Converts a row of the metrics file to a tracker's, without the test: it will be repeated."""
     values = {
         name: float(value)
         for name, value in row.items()

@@ -148,7 +148,7 @@ def make_stage(
 
 
 class Pipeline:
-    """Trains and evaluates on one rank; its worker calls its methods for updates and logs.
+    """Trains and evaluates on one rank, whose worker calls this object for updates and logs.
 
     Without an ``optimizer`` nothing is trained; ``norm``, if given, clips by norm in place of
     ``precision``.

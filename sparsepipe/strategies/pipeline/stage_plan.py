@@ -134,7 +134,7 @@ class StagePlacement:
 
 
 def parse_config(config: str | None, *, ranks: int, grids: Grids | None = None) -> tuple[int, ...]:
-    """Returns each stage's number of replicas: (2, 1) for "2-1"; for None, one rank or grid."""
+    """Returns each stage's number of replicas: (2, 1) for "2-1"; for None, 1 in every stage."""
     if config is None:
         config = "-".join("1" * (ranks if grids is None else len(grids)))
     parts = str(config).split("-")

@@ -142,7 +142,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     def spans_of(
         self, plan: Plan, layers: nn.Sequential, *, trained: nn.Module | None = None
     ) -> StageSpans:
-        """Returns each stage's recomputed spans; checks ``trained``, the module in a fit."""
+        """Returns each stage's recomputed spans; checks batch norms of ``trained``, if given."""
         return ((),) * plan.num_stages
 
     @property
@@ -366,7 +366,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         return adapt_loader(dataloader, reader=self.reader) if self.world_size > 1 else dataloader
 
     def count_minibatches(self, loaders: Sequence[Any], batch_idx: int, batch: Any) -> int:
-        """Returns the number of minibatches that the ranks read in step ``batch_idx``."""
+        """Returns how many ranks read a batch in step ``batch_idx``; ``batch`` is this rank's."""
         if self.world_size == 1:
             return 1
         return count_minibatches(loaders, batch_idx, batch, reader=self.reader)

@@ -250,7 +250,7 @@ class ModuleSteps:
         return self._loss_or_result(result), tuple(notes)
 
     def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Logs]:
-        """Does the work of both, with ``run`` for the layers; returns loss or result, and logs."""
+        """Runs a step in one piece with ``run`` for the layers; returns as :meth:`close` does."""
         with (
             self._recorder.recording(batch, hook=self.hook) as notes,
             self._metrics.tracking(),
