@@ -60,7 +60,7 @@ def command_of(overrides: Sequence[str]) -> str:
 
 
 def thread_variables(given: Mapping[str, str], *, otherwise: int | None = None) -> dict[str, str]:
-    """The variable that passes jobs the OMP_NUM_THREADS of ``given``, else ``otherwise``."""
+    """The variable that passes OMP_NUM_THREADS of ``given``, else ``otherwise``, to jobs."""
     return {_THREADS: _choice(str(given.get("OMP_NUM_THREADS", otherwise or "")))}
 
 

@@ -49,7 +49,7 @@ def way_of(hosts: Sequence[Hashable], num_bytes: float) -> Way:
 
 
 def direct_cost(hosts: Sequence[Hashable], num_bytes: float) -> float:
-    """Cost of a direct sum in bytes: what the busiest host sends, plus the cost of two hops."""
+    """Cost of a direct sum in bytes: those the busiest host sends, plus two :data:`HOP_BYTES`."""
     return direct_load(hosts) * num_bytes + 2 * HOP_BYTES
 
 

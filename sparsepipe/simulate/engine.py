@@ -34,7 +34,7 @@ class Setting:
     Args:
         network: hosts of the ranks and the links between them.
         sends: how many messages may wait between two ranks.
-        algorithm: how replicas sum their gradients.
+        algorithm: how replicas sum their gradients, as in :func:`.network.reduction_legs`.
         bucket_bytes: bytes of gradients in each part of a sum that overlaps with the backward pass;
             None: sums follow the backward pass.
     """

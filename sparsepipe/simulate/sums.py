@@ -32,7 +32,7 @@ class Sums:
 
     Args:
         ranks: ranks of the stage.
-        algorithm: how replicas sum; see :func:`reduction_legs`.
+        algorithm: how replicas sum, as in :func:`.network.reduction_legs`.
         bucket_bytes: size of a part, as in :func:`buckets`; None: one part before the update.
         spans: list to which spans of finished parts are added; None: they are not recorded.
         wake: called with a rank whose update may begin.

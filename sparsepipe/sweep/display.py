@@ -177,7 +177,7 @@ class SafeDisplay:
     """Shows a sweep with a view; once this raises an exception, shows nothing more.
 
     Args:
-        view: how to show it; None: as a live table in a terminal, as log lines elsewhere.
+        view: how to show the sweep; None: a live table in a terminal, log lines elsewhere.
     """
 
     def __init__(self, view: Lines | None = None) -> None:

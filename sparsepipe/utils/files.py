@@ -233,7 +233,7 @@ def read_csv(path: PathLike, *needed: str) -> list[dict[str, str]]:
 
     Args:
         path: the file.
-        needed: names of columns that the file must have.
+        needed: names of columns that the file must have; a ValueError names those that it lacks.
     """
     text = reading.read_text(path)
     try:

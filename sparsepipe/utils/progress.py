@@ -83,8 +83,8 @@ class Count:
         self._done = self._own = 0
 
     def reached(self, done: int | None = None) -> None:
-        """Sets the number of finished items, by default one more than before. The time left is
-        estimated as if, of the items of the first call, this process had finished only the last.
+        """Sets the number of finished items, by default one more than before. For the time left,
+        all items of the first call except the last count as finished before this process began.
         """
         done = self._done + 1 if done is None else done
         self._own += 1 if not self._own else done - self._done
