@@ -37,8 +37,8 @@ from sparsepipe.utils.process import no_garbage_collection
 log = logging.getLogger(__name__)
 
 FIRST = ("scale=desk", "data.source.train_per_class=50", "data.source.test_per_class=13")
-"""Overrides of the command without arguments, since the defaults, which are the network and number
-of epochs of the paper, are too much for a laptop.
+"""Overrides that a command without arguments uses: the defaults, the network and number of epochs
+of the paper, are too much for a laptop.
 """
 
 
@@ -110,7 +110,7 @@ def _job(config: DictConfig, state: _ExitState) -> str | None:
     """Runs one job and reports its errors, so that a sweep continues with its next job.
 
     Returns:
-        The run's directory; in a sweep with an objective, a str that also has the figure's value.
+        The run's directory; in a sweep with an objective, a str that also has its value.
         None if the job failed or only printed its configuration.
     """
     job = HydraConfig.get()
@@ -169,7 +169,7 @@ def _swept(hydra_config: HydraConf, config: DictConfig) -> str:
 
 
 def _report(error: SparsePipeError, state: _ExitState) -> None:
-    """Prints an error and sets the exit code; of ranks with the same error, one prints."""
+    """Prints an error and sets the exit code; of ranks with the same error, only one prints."""
     ranks = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
     message = f"error: {ranks}{error}"
     state.exit_code = state.exit_code or error.exit_code

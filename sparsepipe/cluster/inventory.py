@@ -137,7 +137,7 @@ class Inventory:
 
     @property
     def accelerator(self) -> Accelerator:
-        """``cpu`` or ``cuda``, for all devices; raises a HardwareError if they have both."""
+        """``cpu`` or ``cuda``, that of all devices; raises a HardwareError unless all have one."""
         kinds: set[Accelerator] = {d.accelerator for host in self.hosts for d in host.devices}
         if len(kinds) != 1:
             raise HardwareError(

@@ -193,7 +193,7 @@ def gpu_indices(places: Sequence[Place], gpus: Sequence[str], *, host: Host) -> 
 
 
 def any_alike_serve(places: Sequence[Place]) -> bool:
-    """Whether ``places`` are the first devices of each model, so that any GPUs of it can serve.
+    """Whether, of each model, ``places`` are its first devices, so that any GPUs of it will do.
 
     :func:`gpu_indices` counts only the GPUs that the process sees. If it sees no more than it
     needs, these can only be the first devices of each model.

@@ -105,7 +105,7 @@ def _last_checkpoint(directory: RunDir) -> str:
 
 @contextmanager
 def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
-    """Lets only the first rank that fails in the block raise its error, and adds the rank to it.
+    """Lets only the first rank that fails in the block raise its error, and notes its rank in it.
 
     Other ranks that fail exit at once. Since torchrun's agent sends SIGTERM to all ranks when one
     has ended, a rank ignores that signal before it checks whether it is the first.
@@ -159,8 +159,8 @@ def user_error(error: Exception, run: ResolvedRun) -> SparsePipeError | None:
 
 
 def limit_threads() -> None:
-    """Limits torch's threads to the number of cores that this process may use, since torch ignores
-    a CPU quota, unless OMP_NUM_THREADS is set.
+    """Unless OMP_NUM_THREADS is set, limits torch's threads to the number of cores that this
+    process may use: by default, torch ignores a CPU quota.
     """
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > usable_cores():
         torch.set_num_threads(usable_cores())

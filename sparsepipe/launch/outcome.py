@@ -1,4 +1,4 @@
-"""Logging of a finished run to Weights & Biases: its settings, results, figures and tables.
+"""Logging of a finished run to Weights & Biases: its settings, results, pictures and tables.
 
 They are read from the run's directory, so that any task can be logged, even without a Trainer.
 """

@@ -1,1 +1,1 @@
-"""Figures of runs."""
+"""Pictures that runs and reports draw with matplotlib."""

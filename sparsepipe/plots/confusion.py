@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 from sparsepipe.plots import style
 
 _DARK_CELL = 0.55
-"""Share above which a cell of the colour map gets white digits."""
+"""Share, from 0 to 1, above which a cell of the matrix is so dark that it gets white digits."""
 
 
 def confusion_rows(counts_KK: ArrayLike, classes: Sequence[str]) -> list[dict[str, str | int]]:
-    """Rows with true class, predicted class and their number, ``counts_KK[true][predicted]``."""
+    """A row per pair of classes: true class, predicted class, ``counts_KK[true][predicted]``."""
     counts = np.asarray(counts_KK, np.int64)
     return [
         {"actual": actual, "predicted": predicted, "shapes": int(counts[i, j])}
@@ -29,7 +29,7 @@ def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
     """Draws the confusion matrix, each row in percent of its class.
 
     Args:
-        counts_KK: counts, ``counts_KK[true][predicted]``.
+        counts_KK: number of samples, ``counts_KK[true][predicted]``.
         classes: the K class names in order; the layout is made for 2 to 40 classes.
     """
     counts, classes = np.asarray(counts_KK, np.int64), list(map(style.drawable, classes))

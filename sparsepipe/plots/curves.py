@@ -32,7 +32,7 @@ Runs = Sequence[str | os.PathLike[str] | Sequence[Row]]
 def learning_curves_figure(
     metrics: str | os.PathLike[str] | Sequence[Row], *, tested: str = "last"
 ) -> Figure:
-    """Draws loss and accuracy of training and validation over epochs, and of the test as lines.
+    """Draws loss and accuracy: training and validation over epochs, the test as a horizontal line.
 
     Args:
         metrics: path of a metrics CSV or its rows, with any of the columns
@@ -115,7 +115,7 @@ TIME = "time/epoch_s"
 _UNITS = (("hours", 1 / 60, 120.0), ("minutes", 1.0, 2.0), ("seconds", 60.0, 0.0))
 """Units of the time axis: name, number in a minute, and shortest time in minutes to use it for."""
 _MARKS = 10
-"""Most markers on a curve."""
+"""Approximate number of markers on a curve with more epochs; others have one at each epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class Curve:
 
 
 def curve(runs: Sequence[Sequence[Row]], name: str) -> Curve:
-    """The metric ``name`` over the runs of one training method.
+    """The metric ``name`` over the epochs of the runs of one training method.
 
     ``runs`` has the rows of each run's metrics, with a column ``time/epoch_s``.
     """
@@ -241,7 +241,7 @@ def _by_epoch(rows: Sequence[Row], name: str) -> dict[int, float]:
 
 
 def _minutes(rows: Sequence[Row]) -> dict[int, float]:
-    """Training time in minutes until the end of each epoch before the first without a time."""
+    """Minutes of training until the end of each epoch, up to the first epoch without a time."""
     seconds = _by_epoch(rows, TIME)
     known = [epoch for epoch in sorted(seconds) if all(e in seconds for e in range(epoch))]
     ends = accumulate(seconds[epoch] for epoch in known)

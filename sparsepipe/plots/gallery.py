@@ -55,7 +55,7 @@ def gallery_figure(
         classes: class names.
         probabilities: the probability, from 0 to 1, that the network gave to each prediction.
         files: the path or name of each shape's file; folders are shown only where names are equal.
-        columns: number of shapes in a row.
+        columns: largest number of shapes in a row.
     """
     count = len(clouds)
     given = (true, predicted, probabilities, files)
@@ -101,7 +101,7 @@ def _heading(true: Sequence[int] | None, predicted: Sequence[int], shares: str) 
 
 
 def _ends(files: Sequence[str]) -> list[str]:
-    """The shortest end of each path that distinguishes it from the other paths."""
+    """The fewest last components of each path that distinguish it from the other paths."""
     ends = {
         file: ["/".join(parts[-n:]) for n in range(1, len(parts))]
         for file in files
@@ -169,8 +169,8 @@ def reconstructions_figure(domains: Mapping[str, Mapping[str, Images]]) -> Figur
     """Draws a row for each domain and a block of columns for each kind of picture.
 
     Args:
-        domains: for each domain, by kind (such as ``input`` and ``both``), images [N, C, H, W] or
-            volumes [N, C, D, H, W], which are seen along D. One channel is drawn in grey, three as
+        domains: for each domain, by kind (``input``, or the codes that were decoded), images [N, C,
+            H, W] or volumes [N, C, D, H, W], seen along D. One channel is drawn in grey, three as
             colours, and for any other number the mean of the channels.
     """
     kinds = list(next(iter(domains.values())))

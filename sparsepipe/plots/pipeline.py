@@ -32,7 +32,7 @@ def draw_schedule(
 ) -> None:
     """Draws ``timeline.png``: a pipeline's first minibatches on 2 to 16 ranks, as expected.
 
-    Ranks take the times that the plan's search expected of their devices. Without a search, all
+    Ranks take the times that the plan's search expected for their devices. Without a search, all
     stages take the same time at full speed, and the backward takes twice as long as the forward.
     Messages take no time. Draws nothing if the run has no plan, or another number of ranks.
 
@@ -78,7 +78,7 @@ def draw_measured(
     """Draws ``timeline_measured.png``: what ranks did and, if a search expected times, the same
     minibatches with these times below.
 
-    ``spans`` are in seconds from 0.
+    ``spans`` are in seconds from 0. Draws nothing for more than 16 ranks.
     """
     plan = Plan.load(directory.plan)
     if plan.num_ranks > _MOST_RANKS:
@@ -101,7 +101,7 @@ def draw_measured(
 
 
 def rank_name(plan: Plan, rank: int) -> str:
-    """A rank's stage, replica and device; if no other rank has its model, only the model."""
+    """A rank's stage, replica and device; the device by its model alone if that occurs once."""
     devices = [device for stage in plan.stages for device in stage.devices]
     models = list(map(device_name, devices))
     alone = models.count(models[rank]) == 1
@@ -129,7 +129,7 @@ def _first_spans(
 def _expected_spans(
     workload: Workload, synchronous: Synchronous | None, *, first: int, count: int
 ) -> list[Span]:
-    """Spans, in seconds from 0, of ``count`` minibatches of a full pipeline, from ``first`` on."""
+    """Spans, in seconds from 0, of ``count`` minibatches of a full pipeline, first ``first``."""
     plan = workload.plan
     before = 0 if synchronous else math.lcm(*plan.replicas_of_stages) * plan.num_ranks
     end = before + count

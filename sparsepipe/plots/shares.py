@@ -35,7 +35,7 @@ _LABEL_SHARE = 0.06
 
 
 def share_rows(devices: Mapping[str, LayerShares]) -> list[dict[str, float]]:
-    """A row for each layer, with the accumulated shares from 0 to 1 of each device's costs."""
+    """A row for each layer: its index, and each device's accumulated shares of costs, 0 to 1."""
     columns = {
         f"{device}: {label}": _accumulated(getattr(costs, name))
         for device, costs in devices.items()
@@ -96,7 +96,7 @@ def _accumulated(values: Sequence[float]) -> list[float]:
 
 
 def _label_rows(cuts: Sequence[int], layers: int) -> list[tuple[int, int]]:
-    """Each cut with a row above the axes, from 0, in which its label overlaps no other label."""
+    """Each cut with the row, from 0 upwards, of labels above the axes where its label has room."""
     ends: list[float] = []  # end of the last label in each row
     placed = []
     for cut in sorted(cuts):

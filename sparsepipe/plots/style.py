@@ -2,7 +2,7 @@
 
 Figures are drawn by Agg directly, without pyplot's registry and ``rcParams``, so that any thread or
 process may draw. Colours are those of Okabe and Ito (2008), which differ enough for people with
-common kinds of colour blindness, and in grey.
+common kinds of colour blindness, and when printed in grey.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def from_zero(axes: Axes, axis: Literal["x", "y"]) -> None:
 
 
 def drawable(name: str) -> str:
-    """The name with escapes in place of bytes that are not UTF-8."""
+    """The name with escapes in place of characters that stand for bytes outside UTF-8."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 

@@ -21,7 +21,7 @@ from sparsepipe.schedule import Plan, Span
 from sparsepipe.schedule.spans import rank_title
 
 Lane = tuple[str, Sequence[Span]]
-"""A name and its spans."""
+"""The label of a lane, and the spans drawn in it."""
 
 FORWARD = "#9CCBE8"  # tints of style's blue and orange: dark text stays legible on both
 BACKWARD = "#F3C266"
@@ -75,7 +75,7 @@ def lanes(
         spans: actions, messages, sums and other spans of ranks.
         ranks: ranks that have lanes; None: all.
         names: names of all ranks; None: their stages and replicas.
-        least: messages and sums that do not take longer than this are left out.
+        least: messages and sums that take no longer, in the spans' unit of time, are left out.
     """
     computed: list[list[Span]] = [[] for _ in range(plan.num_ranks)]
     sent: list[list[Span]] = [[] for _ in range(plan.num_ranks)]
@@ -104,8 +104,8 @@ def lanes(
 
 
 def some_ranks(plan: Plan, most: int) -> list[int]:
-    """All ranks, or at most ``most`` of them (at least 2): the first replicas of each stage, or the
-    first replica of ``most`` evenly spaced stages.
+    """All ranks if they are at most ``most`` (2 or more), else ``most // num_stages`` replicas of
+    each stage; with too many stages for that, one replica of ``most`` evenly spaced stages.
     """
     if plan.num_ranks <= most:
         return list(range(plan.num_ranks))
@@ -125,13 +125,13 @@ def timelines_figure(
     until: float | None = None,
     max_width_in: float = _MAX_WIDTH_IN,
 ) -> Figure:
-    """Draws timelines below each other at one scale.
+    """Draws timelines below each other with the same scale of time.
 
     Args:
         panels: the lanes of each panel by its title, as :func:`lanes` returns them.
-        unit: time, in the unit of the spans, that is 1 on the axis.
+        unit: the time, in the spans' unit, that the axis shows as 1.
         unit_name: label of the time axis.
-        until: end of the axis, if the picture ends before the last span.
+        until: time, as the axis shows it, at which the picture ends; None: at the last span's end.
         max_width_in: largest width of the time axis in inches, even if names do not fit bars.
     """
     limit = math.inf if until is None else until * unit

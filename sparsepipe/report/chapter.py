@@ -1,6 +1,6 @@
 """A chapter of a report: a table of the paper's figures beside ours, and how ours are found.
 
-A :class:`Chapter` is data and one function that finds our figures among the finished runs;
+A :class:`Chapter` is data and a function that takes our figures from finished runs;
 Markdown, CSV, pictures and the HTML page are made from its blocks (:class:`Block`).
 """
 
@@ -53,7 +53,7 @@ class Column:
         unit: unit in print, if any.
         form: format string for our numbers.
         compare: whether and how our value is compared with the paper's.
-        printed: whether the paper prints it; its values then have a column as well.
+        printed: whether the paper prints the quantity; if so, its values are shown next to ours.
     """
 
     key: str
@@ -102,7 +102,7 @@ class Ours:
         count: number of averaged runs.
         runs: the finished runs that it comes from, including those of a baseline.
         note: explanation, printed below the table.
-        counts: whether it may be compared with the paper's value.
+        counts: whether the value may be compared with the paper's.
     """
 
     value: float | str
@@ -122,8 +122,8 @@ class Cell:
         column: the quantity.
         paper: the paper's figure, if any.
         ours: our figure, if any run has it.
-        expected: whether the experiment's sweep should yield our figure; without a run, such a
-            cell counts as missing.
+        expected: whether the experiment's sweep should yield our figure; if so, the cell counts as
+            missing as long as no run has it.
     """
 
     row: tuple[str, ...]
@@ -160,7 +160,7 @@ class Block:
         title: settings that the figures have in common, if any.
         cells: the cells, row by row.
         notes: explanations of the whole block.
-        overrides: further overrides, as text, of each command that fills the block.
+        overrides: for each command that fills the block, its further overrides as one text.
         sweep: these commands as text; set by :meth:`Chapter.blocks`.
     """
 
@@ -184,7 +184,7 @@ class Block:
 
     @property
     def runs(self) -> list[Row]:
-        """The runs of all figures of ours; a run of several figures is listed once."""
+        """The runs of all our figures; a run with several of them is listed once."""
         found = [run for cell in self.cells if cell.ours for run in cell.ours.runs]
         return list({str(run.get("run_id")): run for run in found}.values())
 
@@ -221,7 +221,7 @@ class Chapter:
         """The blocks of the chapter, with our figures beside the paper's.
 
         Args:
-            rows: finished runs. Those of another ``study.exhibit`` are left out with a note, as are
+            rows: finished runs; those of another ``study.exhibit`` are left out with a note, as are
                 trainings that began with trained weights.
             given: overrides of the commands that fill the blocks, such as ``name=mine``.
         """

@@ -44,13 +44,13 @@ class BlockLayout:
 
     Attributes:
         title: the block's title, with a capital letter at its beginning.
-        groups: title of each column, with the headings of its parts.
+        groups: title of each :class:`Column` (empty for labels), with headings of its parts.
         rows: texts of each row, one for each heading.
         filled: number of cells with a figure of ours, and of cells that may have one.
         counted: a sentence with these numbers.
         sweep: the command that makes missing figures; empty if none is missing.
-        footnotes: notes by their marks.
-        places: measuring places by their letters, each with its number of runs.
+        footnotes: notes on cells by the marks in these.
+        places: measuring places by the letters in cells, each with its number of runs.
         picture: file name of its picture, if any.
     """
 
@@ -69,7 +69,7 @@ class BlockLayout:
 def _cell_texts(
     cell: Cell, places: Mapping[MeasuringPlace, str], numbers: dict[str, str]
 ) -> Iterator[CellText]:
-    """Yields the texts of a cell's parts; adds each new note with its number to ``numbers``."""
+    """Yields texts of the paper's value, ours and their comparison; numbers new notes."""
     paper, ours, column = cell.paper, cell.ours, cell.column
     if column.printed:
         source: tuple[str, ...] = ()
@@ -242,7 +242,7 @@ def page(
 
 
 def csv_rows(chapter: FilledChapter) -> Iterator[dict[str, Any]]:
-    """Yields a row for each cell of all blocks, with the same keys in all."""
+    """Yields a row for each cell of all blocks; all rows have the same keys."""
     for layout in chapter.blocks:
         for cell in layout.block.cells:
             ours, paper = cell.ours, cell.paper

@@ -92,5 +92,5 @@ def _draw_column(axes: Axes, column: Column, block: Block) -> None:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Breaks a title between words into lines of at most ``width`` characters."""
+    """Breaks a title between words into lines of at most ``width`` characters, or one word."""
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)

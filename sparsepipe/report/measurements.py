@@ -29,7 +29,7 @@ def plain_rows(records: Iterable[Mapping[str, Any]]) -> list[Row]:
 def mean_of(
     rows: Sequence[Row], key: str | Callable[[Row], float | None], *, scale: float = 1.0
 ) -> Ours | None:
-    """The mean of a figure over runs, times ``scale``; None if no run has the figure."""
+    """``scale`` times the mean over runs of ``key`` (column or function); None if no run has it."""
     found = []
     for row in rows:
         value = key(row) if callable(key) else row.get(key)
@@ -47,7 +47,7 @@ def mean_of(
 
 
 def ratio_of(own: Ours | None, base: Ours | None) -> Ours | None:
-    """``own`` divided by the value of ``base``, its spread as well; None if either is missing."""
+    """``own`` and its spread, divided by the value of ``base``; None if either is None."""
     if own is None or base is None:
         return None
     one = float(base.value)
@@ -62,7 +62,7 @@ def words(value: str, runs: Sequence[Row], note: str = "") -> Ours:
 
 
 _NO_SETTINGS = ("git_commit", "machine_cores", "threads_per_rank", "torch")
-"""Keys other than settings on which figures may depend."""
+"""Keys that are not settings, but on which figures may depend."""
 
 
 def unlike_notes(
@@ -71,7 +71,7 @@ def unlike_notes(
     *,
     of_one_seed: str = "the mean is over all",
 ) -> list[str]:
-    """Notes on averaged runs that share a seed or differ in a key that ``matters``.
+    """Notes on averaged runs that share a seed or differ in a key for which ``matters`` is true.
 
     ``of_one_seed``: text on how runs with the same seed were averaged.
     """
@@ -132,7 +132,7 @@ class MeasuringPlace:
 
 
 def letters(rows: Iterable[Row]) -> dict[MeasuringPlace, str]:
-    """A letter for each measuring place of ``rows``, in their order; AA follows Z."""
+    """A letter for each measuring place of ``rows``, in the order of rows; AA follows Z."""
     places = dict.fromkeys(MeasuringPlace.of(row) for row in rows)
     alphabet = [chr(ord("A") + number) for number in range(26)]
     names = [*alphabet, *(first + second for first in alphabet for second in alphabet)]
@@ -140,7 +140,7 @@ def letters(rows: Iterable[Row]) -> dict[MeasuringPlace, str]:
 
 
 def crowded(row: Row) -> str:
-    """Says why a run on a CPU gives no speedup: it has fewer cores than ranks; else empty."""
+    """Says why a run on a CPU gives no speedup: too few cores or an unknown number; else empty."""
     ranks, cores = row.get("ranks"), row.get("machine_cores")
     if not _several_on_cores(row):
         return ""

@@ -16,7 +16,7 @@ from sparsepipe.config.run_spec import is_below
 from sparsepipe.runs.ledger_table import Row
 
 Key = Mapping[str, Any]
-"""Common values of a table's runs; a run that lacks an entry fits any value of it."""
+"""Values by name that a table's runs have in common; a run that lacks a name fits any value."""
 
 _WITHOUT_EFFECT = (
     *("experiment", "scale", "paper.extent", "name", "seed", "tags", "objective", "debug"),
@@ -59,7 +59,7 @@ def overrides_beside(row: Row, of_cells: Sequence[str]) -> tuple[str, ...]:
 
 
 def tables_of(rows: Iterable[Row], key_of: Callable[[Row], Key]) -> list[tuple[Key, list[Row]]]:
-    """Groups runs into tables, each given by its key and its runs; tables may share runs.
+    """Groups runs into tables; returns each table's key and its runs. A run may be in several.
 
     A tuple in a key contains overrides. A run whose command lacks some of them still belongs to
     the table if its configuration has the same values.

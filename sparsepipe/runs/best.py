@@ -1,4 +1,4 @@
-"""The best of several finished runs, judged by one of their figures."""
+"""The best of several finished runs, judged by one number in their results, called a figure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparsepipe.utils.files import PathLike, expanded
 
 Mode = Literal["max", "min"]
 VALIDATION = "val/accuracy"
-"""The figure by which runs are compared if no other is named."""
+"""The figure, a column of the ledger, by which runs are compared if no other is named."""
 _SMALLER = re.compile(r"loss|error|bubble|bytes|(?<!_per)_s(/|$)")
 
 
@@ -27,7 +27,7 @@ class BestRun:
     """The best of several runs.
 
     Attributes:
-        value: the run's value of the figure that was compared.
+        value: the run's value of the figure by which runs were compared.
         directory: the run's directory; None if the searched directory does not contain it, as with
             a ledger that was moved.
         checkpoint: the run's best checkpoint, else its last one; None if neither was kept.
@@ -51,7 +51,7 @@ def mode_of(key: str) -> Mode:
 
 
 def best_of(results: Sequence[Mapping[str, Any]], key: str, *, mode: Mode) -> list[int]:
-    """The indices of the results with the best value of a figure, the best run first.
+    """The indices of the results with the best value of the figure ``key``, the best run first.
 
     Among runs with the same value, the best is the one that began first; among those that began in
     the same second, the one whose id comes first. Results without a finite value are skipped.
@@ -142,7 +142,7 @@ def without_figure(
             of the test is suggested only if the missing one is of the test too.
         objective: the missing figure.
         figures: the figures that the runs have.
-        remedy: how to name another figure; for one of the validation, how to validate comes first.
+        remedy: how to name another figure; for one of the validation, how to validate is added.
     """
     of_test = objective.startswith("test")
     others = [figure for figure in figures if of_test or not figure.startswith("test")]

@@ -27,7 +27,7 @@ from sparsepipe.utils.values_only import load_values, numpy_allowed
 
 _SHOWN = 3
 _FRONTS = ("", "model.", "net.", "network.", "backbone.", "layers.")
-"""Prefixes of layers' names in the weights of other programs and of this package."""
+"""Prefixes that layers' names may have in the weights of other programs and of this package."""
 _NOT_ALLOWED = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?(\S+)")
 """Finds the forbidden type in torch's message about a checkpoint."""
 
@@ -49,8 +49,8 @@ def find_checkpoint(source: str, *, best: bool = False, outputs: str = "outputs"
         source: path of a file or a run directory.
         best: whether to prefer a run directory's best checkpoint to its last one. If the preferred
             one was not kept, the other is taken.
-        outputs: the directory of all experiments; the error suggests a run in it with the id
-            ``source``.
+        outputs: the directory of all experiments; if no checkpoint is found, the error suggests
+            a run in it with the id ``source``.
     """
     path = expanded(source)
     of_run = [RunDir(path).last, RunDir(path).best]
@@ -157,7 +157,7 @@ LOADED, SKIPPED, MISSING = "loaded", "skipped", "missing"
 def load_weights(
     module: nn.Module, weights: Mapping[str, Tensor], source: Path, *, strict: bool = True
 ) -> LoadedWeights:
-    """Loads weights into a module; names in the file may have other prefixes.
+    """Loads a file's weights into a module; its names may have other prefixes than the module's.
 
     From the file's names, a leading ``module.`` and any ``_orig_mod.`` and ``_forward_module.``
     are removed, which DDP, torch.compile and Fabric add. If the model lacks such a name, one of the
@@ -261,8 +261,8 @@ def _of_another_model(loaded: LoadedWeights, source: Path, *, strict: bool) -> C
 class DirectCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint to the given path and nowhere else.
 
-    Lightning's own class writes to the system's temporary directory first, which may be smaller or
-    fuller than the run's.
+    Lightning's own class writes to the system's temporary directory first, whose disk may be
+    smaller or fuller than the run's.
     """
 
     @override
@@ -275,7 +275,7 @@ class DirectCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
-        # In memory first: writing to a file, torch would replace the disk's error with its own.
+        # Saved to memory first: if torch wrote the file, its own error would hide the disk's.
         content = io.BytesIO()
         torch.save(checkpoint, content)
         place = Path(path)

@@ -19,7 +19,7 @@ from sparsepipe.utils.files import expanded, markdown_table, writing
 
 
 def superfluous(directory: RunDir, keep: KeptCheckpoints) -> list[Path]:
-    """The checkpoints of a run that the setting ``keep`` does not keep.
+    """The checkpoints of a run that ``trainer.checkpoints=keep`` does not keep.
 
     ``best`` keeps the last checkpoint if there is no best one, as without a validation; ``last``
     keeps the best one if there is no last one.
@@ -37,7 +37,7 @@ def superfluous(directory: RunDir, keep: KeptCheckpoints) -> list[Path]:
 
 
 def size_bytes(paths: Iterable[Path]) -> int:
-    """Total bytes of the files; a file with several names counts once, a missing one as 0."""
+    """Total bytes of the files; a file with several hard links counts once, a missing one as 0."""
     found: dict[tuple[int, int], int] = {}
     for path in paths:
         with suppress(OSError):
@@ -55,7 +55,7 @@ def keep_checkpoints(directory: RunDir, keep: KeptCheckpoints) -> str:
     """Removes the checkpoints that a finished run does not keep.
 
     Returns:
-        A line with the size of the run on disk.
+        A line with the size of the run's directory and of the checkpoints that remain.
     """
     with writing(directory.checkpoints):
         for path in superfluous(directory, keep):
@@ -83,15 +83,15 @@ def clean(
     """Lists checkpoints of finished runs, and removes them after asking.
 
     Args:
-        directories: directories of configurations; not used.
+        directories: directories of configurations, which tasks that only print get; not used.
         width: width of the terminal; not used, since paths are not cut.
-        where: the directory of the runs.
+        where: the directory in and below which runs are searched for.
         experiment: name of the experiment whose runs are listed; None: all.
         keep: which checkpoints of each run to keep.
         ask: whether to ask before anything is removed.
 
     Returns:
-        A line about what was removed.
+        A line about what was removed, or why nothing was.
     """
     del directories, width
     place = expanded(where)

@@ -39,7 +39,7 @@ LOCK = ".ledger.lock"
 _LIMIT_BYTES = 1 << 28
 """Largest size of a ledger's file, in which a run takes a few kilobytes."""
 _LIMIT_S = 60.0
-"""Longest wait for another process to write the ledger; thousands of runs take it seconds."""
+"""Longest wait for another process that writes the ledger; thousands of runs take seconds."""
 Kind = Literal["measured", "emulated", "simulated"]
 PARQUET, CSV = "ledger.parquet", "ledger.csv"
 _NEEDED = {"run_id", "kind"}
@@ -62,8 +62,8 @@ def load_results(
             CSV). In a directory, ledgers in subdirectories without runs are read too; a run in
             several ledgers counts once, and an unreadable ledger further below is skipped with a
             warning. ``~`` and environment variables are expanded.
-        experiment: name of the experiment whose runs are read: those below the directory of this
-            name, and its rows in ledgers elsewhere; None: all.
+        experiment: name of the experiment whose runs are read, which are those below the directory
+            of this name and those of this name in ledgers elsewhere; None: all.
         kind: ``measured``, ``emulated`` or ``simulated``, to read only runs of this kind; None:
             all.
 
@@ -83,7 +83,7 @@ def load_results(
 def gather(experiment_dir: PathLike, *, to: PathLike | None = None) -> pd.DataFrame:
     """Writes ``ledger.parquet`` and ``ledger.csv`` of all finished runs of an experiment.
 
-    Files are replaced as a whole, and the same runs always give the same rows and columns.
+    Files are replaced atomically, and the same runs always give the same rows and columns.
     Processes that write a ledger at the same time wait for each other, so that the last one writes
     all rows.
 
@@ -288,7 +288,7 @@ def read_tree(root: Path) -> Tree:
 
 
 def _result_of(path: Path) -> dict[str, Any]:
-    """The content of ``result.json``, with the name, run id and end of the run added if missing."""
+    """The content of ``result.json``; adds experiment, run id and time of the end if missing."""
     found = read_mapping(path / _RESULT)
     try:
         ended = moment(read_mapping(path / _DONE, time=reading.amount)["time"])
@@ -308,7 +308,7 @@ def run_directories(root: Path) -> Iterator[Path]:
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
-    """Yields directories by name, and whether each is a run's; those within runs are left out."""
+    """Yields all directories of a tree but those within runs, and whether each is a run's."""
     ahead, seen = [root], set()
     while ahead:
         path = ahead.pop()

@@ -157,7 +157,7 @@ def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def _column(name: str, values: Sequence[Any]) -> pd.Series[Any]:
-    """The values as a column, of the type known for ``name``, else of the first that fits."""
+    """The values as a column of the type known for ``name``, or else of the first that they fit."""
     import pandas as pd
 
     kinds = {
@@ -172,7 +172,7 @@ def _column(name: str, values: Sequence[Any]) -> pd.Series[Any]:
     dtype = known if known and kinds <= _TAKES.get(known, kinds) else next(fitting, "string")
     if dtype == "string":
         texts = [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
-        # Files cannot hold single surrogates.
+        # Files cannot hold unpaired surrogates.
         values = [v and v.encode("utf-8", "replace").decode("utf-8") for v in texts]
     elif dtype == "float64":
         values = [None if value is None else float(value) for value in values]
@@ -199,7 +199,7 @@ def cell_text(value: Any) -> str:
 
 
 def cell_value(text: str) -> Any:
-    """The value that the text of a cell stands for."""
+    """The value that the text of a CSV cell stands for."""
     if not text:
         return None
     try:

@@ -45,8 +45,8 @@ def locked(directory: RunDir, *, wait_s: float = 0.0) -> Iterator[None]:
 
 _PREFIX = "sparsepipe-"
 _IN_USE = ".in-use"
-"""Lock file of the process that has made a directory. Process ids would not do, since containers
-may share the temporary directory."""
+"""File in a directory, locked by the process that made it. A process id would not do, since several
+containers may share the temporary directory."""
 _LONGEST_BYTES = 107 - len("/listener-12345678")
 """Longest path of a directory for sockets, whose own paths may have 107 bytes."""
 _SHARED_MEMORY = Path("/dev/shm")
@@ -62,7 +62,7 @@ def scratch() -> Iterator[Path]:
     """
     place = Path(tempfile.gettempdir())
     for path in place.glob(f"{_PREFIX}*"):
-        # Another user's, one in use, or one that another process has just removed.
+        # An error means that it is another user's, in use, or was just removed by another process.
         with suppress(OSError, LockHeldError):
             if (path / _IN_USE).exists():
                 with file_lock(path / _IN_USE):
@@ -88,8 +88,8 @@ def keep_temporary_files_apart() -> None:
 
     The sockets that ``multiprocessing`` makes in ``pymp-*`` go into a directory of :func:`scratch`
     that exists as long as this process, and its semaphores ``sem.mp-*`` get the directory's name.
-    Later calls of :func:`scratch` thus know which belong to a dead process. If the path of the
-    directory is too long for sockets, they stay in ``pymp-*``.
+    Later calls of :func:`scratch` thus know which of them belong to a dead process. If the path of
+    the directory is too long for sockets, these stay in ``pymp-*``.
     """
     settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     if settings.get("semprefix") != "/mp":  # it has been called; a worker has its parent's
@@ -99,5 +99,5 @@ def keep_temporary_files_apart() -> None:
         settings["semprefix"] = f"/{_SEMAPHORES}{directory.name}"
         if settings.get("tempdir") is None and len(os.fsencode(directory)) <= _LONGEST_BYTES:
             settings["tempdir"] = str(directory)
-        # When loader workers have ended, as multiprocessing removes its own files.
+        # Closed after loader workers have ended, when multiprocessing removes its own files too.
         multiprocessing.util.Finalize(None, _kept.close, exitpriority=-100)

@@ -39,7 +39,7 @@ class _Stderr(logging.Handler):
 
 
 def configure() -> None:
-    """Sends this package's messages to stderr, on rank 0 only."""
+    """Sends this package's log messages to stderr; of ranks other than 0, only warnings."""
     handler = _Stderr()
     handler.setFormatter(logging.Formatter("[sparsepipe] %(message)s"))
     package = logging.getLogger("sparsepipe")

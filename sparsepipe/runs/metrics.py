@@ -27,7 +27,7 @@ _KEYS = ("epoch", "step")
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The values of a metric over epochs: ``values[i]`` belongs to epoch ``epochs[i]``."""
+    """The values of a metric: ``values[i]`` is that of epoch ``epochs[i]``, counted from 0."""
 
     epochs: tuple[int, ...]
     values: tuple[float, ...]
@@ -48,8 +48,8 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, str]]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics file, whose cells are numbers as text or blank; none without a
-    file.
+    """The rows of a run's metrics file, empty without a file. Cells are text, either a number or
+    blank; any other raises a DataError.
     """
     rows = read_metrics(path) if path.exists() else []
     for line, row in enumerate(rows, 2):
@@ -77,7 +77,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def add_to_last_row(path: Path, values: Mapping[str, float]) -> None:
-    """Adds columns, such as the final test's, to the last epoch's row."""
+    """Adds cells, such as those of the final test, to the last epoch's row, if any."""
     rows = read_rows(path)
     if rows:
         rows[-1].update(values)
@@ -99,7 +99,7 @@ def epoch_series(rows: Iterable[Row], name: str) -> Series:
 
 
 def last_value(rows: Iterable[Row], name: str) -> float | None:
-    """The last value of the metric ``name``; None if no row has one."""
+    """The last finite value of the metric ``name``; None if no row has one."""
     values = [value for row in rows if (value := _number(row.get(name))) is not None]
     return values[-1] if values else None
 

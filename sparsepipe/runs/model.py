@@ -209,8 +209,8 @@ _NOT_OF_A_SHAPE = ("batch_size", "root", "source", "split")
 
 
 class _TestNumbers:
-    """Looks up a file's index in the test split of a training, on which the draw of its points
-    depends; None for other files.
+    """Looks up a file's index in the test split of a training, on which the random choice of its
+    points depends; None for other files.
     """
 
     def __init__(self, data: Target) -> None:

@@ -12,9 +12,9 @@ import torch
 from sparsepipe.utils.host import group_files
 
 _OF_MACHINE = ("can't allocate memory", "not enough memory", "bad_alloc")
-"""Words, in lower case, of errors about the machine's memory."""
+"""Parts, in lower case, of messages of errors about the machine's memory."""
 _OF_GPU = ("out of memory", "cublas_status_alloc_failed", "cudnn_status_alloc_failed")
-"""Words, in lower case, of errors about a GPU's memory, also from CUDA's libraries."""
+"""Parts, in lower case, of messages of errors about a GPU's memory, also of CUDA's libraries."""
 _KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 _NO_ENGINE = "unable to find an engine"
 """cuDNN's error if no algorithm has enough workspace memory, or if none supports the operation."""
@@ -56,7 +56,7 @@ def filled_share(budget_bytes: int | None) -> float:
 
 
 def empty_device() -> None:
-    """Frees the GPU's cached memory, and resets its recorded peak and this process's limit."""
+    """Frees torch's cached GPU memory, and resets its recorded peak and this process's limit."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

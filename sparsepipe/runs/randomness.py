@@ -20,13 +20,13 @@ from sparsepipe.runtime.collectives import process_group
 
 
 def mixed(*numbers: int) -> int:
-    """A seed made from several numbers, practically different for each combination."""
+    """A seed made from several numbers, practically different for each sequence of numbers."""
     entropy = [number % 2**64 for number in numbers]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def seed_model(seed: int) -> None:
-    """Seeds all generators, with the same seed on every rank, before the model is built."""
+    """Seeds torch, NumPy and Python before the model is built, with one seed on every rank."""
     pl.seed_everything(seed, workers=True, verbose=False)
 
 
@@ -57,8 +57,8 @@ def set_randomness(state: dict[str, Any]) -> None:
 
 
 def adapt_loaders(data: pl.LightningDataModule, *, seed: int) -> None:
-    """Gives the loaders of ``data`` their own generators, since draws from torch's global one would
-    change dropout masks, and makes their workers ignore Ctrl-C.
+    """Gives loaders that ``data`` makes their own generators, since draws from torch's global one
+    would change dropout masks, and makes their workers ignore Ctrl-C.
     """
 
     def adapted(hook: Callable[[], Any]) -> Any:

@@ -1,7 +1,7 @@
 """Run directories, named by a run's identity, so that the same run is never done twice.
 
 ``outputs/<experiment>/<run id>/`` holds ``config.yaml``, ``metrics.csv``, ``result.json``,
-checkpoints and figures; ``DONE.json`` is written last.
+checkpoints and pictures; ``DONE.json`` is written last.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class RunDir:
         return self.path.with_name(f".{self.run_id}.attempt")
 
     def open(self, spec: RunSpec) -> None:
-        """Prepares the directory for a run; if ``spec.force``, removes all but trackers' files."""
+        """Makes the directory and config; ``spec.force`` first removes all but trackers' files."""
         again = bool(spec.force) and self.path.exists()
         if attempt := self.attempt + again:
             write_text_atomic(self._attempts, str(attempt))  # first, so that a kill cannot lose it

@@ -47,7 +47,7 @@ class SignalWatch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Restores the former handlers, except for signals that :func:`ignore` ignores by now."""
+        """Restores the former handlers, except for signals that :func:`ignore` has been given."""
         for signum, handler in self._before.items():
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, handler)

@@ -1,1 +1,1 @@
-"""The tasks, a file for each; ``task.py`` defines their run, ``result.py`` writes its result."""
+"""The tasks, a file for each; ``task.py`` has the run they work on, ``result.py`` its result."""

@@ -140,7 +140,7 @@ class TrainEmulated(Task):
         return fingerprint_of_profiles(profiles)
 
     def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
-        """Returns the configuration with a rank per device that the plan names, else per device."""
+        """Returns the configuration with a rank per device of the plan, else of the inventory."""
         given, division = spec.parallel, division_of(spec)
         chosen = named_places(inventory, (division and division.devices) or ())
         ranks, hosts = inventory.num_devices, [host.name for host in inventory.hosts]

@@ -76,7 +76,7 @@ class TestTimer(pl.Callback):
         self.seconds = time.perf_counter() - self._started
 
     def values(self) -> dict[str, float]:
-        """Returns the slowest rank's time and the joint rate of all; every rank must call it."""
+        """Returns the slowest rank's time and all ranks' shapes/s; every rank must call it."""
         parts = process_group.gather_objects((self.seconds, self.shapes))
         longest_s = max(seconds for seconds, _ in parts)
         shapes = sum(shapes for _, shapes in parts) / process_group.ranks_per_sample
@@ -102,7 +102,7 @@ class Evaluate(Task):
 
     @override
     def prepare(self, run: ResolvedRun) -> str:
-        """Prepares the data; returns their fingerprint. Refuses settings unlike the training's."""
+        """Prepares the data; returns a fingerprint. Refuses settings that contradict training."""
         training, spec = run.training, run.spec
         found = [] if training is None else differences(spec.to_dict(), training)
         refused = [
@@ -205,8 +205,8 @@ class Evaluate(Task):
             )
 
     def adopt_plan(self, run: ResolvedRun) -> None:
-        """Copies the plan of the training, which replaces a search, if the checkpoint is in the
-        directory of a run with a plan for the same devices.
+        """Copies the training's plan to the run's directory, in place of a search, if the
+        checkpoint belongs to a run with a plan for the same devices.
         """
         if run.spec.search is None or run.directory.plan.exists():
             return
@@ -232,8 +232,8 @@ def inference_rate(
     timed: int,
     most_s: float = math.inf,
 ) -> float:
-    """Returns shapes/s of ``timed`` forward passes (fewer after ``most_s`` seconds) on this rank,
-    which follow ``warmup`` untimed ones. Building kernel maps counts; loading does not.
+    """Returns this rank's shapes/s over ``timed`` forward passes on test batches, after ``warmup``
+    untimed ones; it stops after ``most_s`` seconds. Kernel maps are included, loading is not.
     """
     read, held_bytes = [], 0  # the first batches, used in turn; fewer if they are large
     for batch in islice(iter(data.test_dataloader()), warmup + timed):

@@ -40,7 +40,7 @@ class OverBudget(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureSteps(Task):
-    """Takes training steps on samples of growing size; records the most memory and time of a rank.
+    """Takes training steps on samples of growing size; records memory and time of the worst rank.
 
     On a CPU, memory is what :class:`~sparsepipe.profiling.memory.Alive` counts, which includes
     parameters and buffers of messages, but neither the sample that a loader reads nor temporary
@@ -210,7 +210,7 @@ class _Watched(pl.Callback):
 
 
 def _counted(run: ResolvedRun, *, steps: int, budget_bytes: float | None) -> dict[str, Any]:
-    """Takes ``steps``; returns this rank's peak bytes and the records of :class:`_Watched`."""
+    """Takes ``steps`` steps; returns this rank's peak bytes, and the records of a ``_Watched``."""
     if run.inventory.accelerator == "cuda":
         torch.cuda.set_device(run.own_device)
         watched = _Watched(torch.cuda.memory_allocated)

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition(Task):
-    """Finds the best plan for the model on the hardware; prints, writes and draws it.
+    """Finds the best plan for the model on the hardware; logs, writes and draws it.
 
     Plans' costs include recomputation by a synchronous pipeline (``parallel.strategy.recompute``).
     The settings are those of :class:`~sparsepipe.config.schema.SearchChoice`.

@@ -62,7 +62,7 @@ class ProfileLayers(Task):
 
     ``conf/task/profile.yaml`` describes the settings.
 
-    With ``for_plan``, a training needs the profile for its plan; its log says how long it took.
+    With ``for_plan``, a training needs the profile for its plan, and logs how long profiling took.
     """
 
     name: ClassVar[str] = "profile"
@@ -248,7 +248,7 @@ def _meta(
 
 
 def batches_of_training(trainer: TrainerArguments, loaded: int) -> int | None:
-    """Returns a training's number of batches; ``loaded``: a loader's batches; None: no limit."""
+    """Returns a training's number of batches (None: no limit); ``loaded``: those of an epoch."""
     limit = trainer.overfit_batches or trainer.limit_train_batches
     epoch = loaded
     if limit is not None:  # as in Lightning: an integer counts batches, a fraction is a share

@@ -159,7 +159,7 @@ class Simulate(Task):
         return fingerprint_of_text(json.dumps(words, sort_keys=True))
 
     def _given(self, spec: RunSpec) -> dict[str, str]:
-        """Returns profile files by device name; ``task.profiles`` comes before the search."""
+        """Returns profile files by device name: of ``task.profiles``, else of the search."""
         searched = (spec.search.profiles if spec.search is not None else None) or {}
         return {**searched, **(self.profiles or {})}
 

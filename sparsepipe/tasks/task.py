@@ -135,7 +135,7 @@ class ResolvedRun:
 
     def load_data(self, *stages: str) -> pl.LightningDataModule:
         """Returns the data, set up for ``stages`` (``fit``, ``test``). Loaders draw with generators
-        of their own, so they do not affect the training's; their workers ignore Ctrl-C.
+        of their own, apart from the training's, and their workers ignore Ctrl-C.
         """
         data = build_data(self.spec)
         for stage in stages:

@@ -341,7 +341,7 @@ def _agreed(run: ResolvedRun, resume: Resume | None) -> bool:
 
 
 def training_values(run: ResolvedRun) -> dict[str, Any]:
-    """Returns the number of epochs, median and total times, a median rate, and last metrics."""
+    """Returns the number of epochs, their times (median, sum), median rate and last metrics."""
     rows = read_rows(run.directory.metrics)
     values: dict[str, Any] = {"epochs": len(rows)}
     if rows:

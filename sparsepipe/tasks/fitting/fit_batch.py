@@ -113,8 +113,8 @@ def largest_that_fits(
     """Doubles the size from ``start``, up to ``most``, until it does not fit, then bisects.
 
     The sizes depend only on what ``fits`` returns, so a search with stored answers continues where
-    it ended. Even if fitting is not monotonic, ``largest`` fits and ``refused`` does not, which is
-    larger by at most the share ``precision`` of ``largest``, or by 1.
+    it ended. Even if fitting is not monotonic, ``largest`` fits and ``refused`` does not. They
+    differ by at most the share ``precision`` of ``largest``, or by 1.
     """
     assert most >= 1
     assert start >= 1

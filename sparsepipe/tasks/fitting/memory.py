@@ -24,7 +24,7 @@ _POLL_S = 0.005
 
 
 class ResidentPeak:
-    """The peak of this process's resident memory since this object was made, minus that then.
+    """The peak of resident memory since this object was made, minus the memory resident then.
 
     From then on, large freed blocks go back to the system at once. Otherwise glibc would keep some
     of them, and the memory of the same step would differ by a tenth between processes.

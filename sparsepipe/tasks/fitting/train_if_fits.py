@@ -37,7 +37,7 @@ class TrainIfFits(Train):
     timed_batches: Annotated[int, Field(ge=1, le=1_000_000)] = 20
 
     def run(self, run: ResolvedRun) -> None:
-        """Takes a few training steps first, as ``task=fit_batch`` does."""
+        """Takes a few training steps, as ``task=fit_batch`` does, then trains if they fit."""
         prober = Prober(
             run,
             budget_bytes=self.budget_bytes,
