@@ -121,7 +121,7 @@ class DomainLosses:
         """Returns the similarity loss of the shared codes, [B, C] for each domain, source first.
 
         ``dann``: the cross-entropy of the discriminator's logits [B, N + 1], whose gradient is
-        reversed for the codes; ``mmd``, ``mmd_unbiased``: mean :func:`mmd` of source and targets.
+        reversed for the codes; ``mmd``, ``mmd_unbiased``: mean :func:`mmd` of source and a target.
         """
         if self.similarity == "dann":
             codes_BC = torch.cat(list(shared))
