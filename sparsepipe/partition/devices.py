@@ -14,7 +14,7 @@ Counts = tuple[int, ...]
 """Number of devices of each kind."""
 
 SEVERAL = -1
-"""Stands for a host's number if the devices of a stage are on several hosts."""
+"""Takes the place of a host's index if the devices of a stage are on several hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,7 +169,7 @@ def stage_nodes(problem: Problem, stages: Sequence[Choice]) -> tuple[tuple[str, 
 
 
 def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Plan:
-    """The plan for a file and for training, with devices named ``host/model/number``.
+    """The explained solution as a Plan with details, with devices named ``host/model/number``.
 
     ``origin``: further entries of the plan's details, about the inputs of the search.
     """

@@ -84,7 +84,7 @@ class MemoryModel:
     def stage_bytes(
         self, parameter_bytes: float, stored_bytes: float, *, replicas: int, left: int
     ) -> float:
-        """Bytes that each device keeps; ``stored_bytes`` are for each minibatch in flight."""
+        """Bytes that each device keeps, of which ``stored_bytes`` for each minibatch in flight."""
         in_flight = self.in_flight(replicas, left)
         weights = self.per_parameter_byte(in_flight, replicas=replicas) * parameter_bytes
         return self.reserved_bytes + weights + in_flight * stored_bytes
@@ -169,7 +169,7 @@ class Microbatches:
         return max(held) / max(sizes)
 
     def share(self, readers: int) -> float:
-        """Largest microbatch as a fraction of the batch of one of ``readers`` devices."""
+        """Largest microbatch as a fraction of the batch of each of ``readers`` devices."""
         fewest = len(in_turn(self.count, replica=readers - 1, replicas=readers))
         return _share(max(1, fewest), self.batch_size)
 
@@ -191,7 +191,7 @@ def sizes_of(count: int, readers: int, *, batch_size: int | None = None) -> list
 def check_microbatches(
     count: int, replicas: Sequence[int] = (), *, name: str = "microbatches"
 ) -> None:
-    """Raises a ConfigError about ``name`` if ``count`` is invalid or less than ``replicas``."""
+    """Raises a ConfigError if ``count`` (``name``) is invalid or less than any of ``replicas``."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ConfigError(
             f"{name}={count!r} is not a valid number of microbatches",

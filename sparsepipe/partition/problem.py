@@ -184,7 +184,7 @@ class SynchronousStages:
         return self.setting == "all" or stage in self.named_stages
 
     def spans(self, num_layers: int) -> OwnSpans:
-        """Spans of the layers that the setting names, not yet cut where stages end; else empty."""
+        """Spans of the layers that the setting names, before cuts divide them; empty if none."""
         if not isinstance(self.setting, Mapping):
             return ()
         whole = Plan.of(config="1", cuts=(), num_layers=num_layers)
@@ -209,7 +209,7 @@ def merged(problem: Problem, likes: Sequence[int]) -> Problem:
     if len(set(likes)) == len(likes):
         return problem
     inside, between = pool.inside, pool.between
-    if pool.is_uniform:  # a host of one device now has several, and needs a link
+    if pool.is_uniform:  # a host with one device may now have several, which need a link
         between = pool.cut_bytes_per_s(0, 0)
         inside = dict.fromkeys(inside, between)
     firsts = sorted(set(likes))

@@ -221,7 +221,7 @@ def fingerprint_of(
     inventory: Inventory, model: str, *, given: Mapping[str, str], spec: RunSpec | None = None
 ) -> str:
     """Fingerprint of an inventory and its profiles (:func:`load_profiles`), as they count in a
-    training of the configuration ``spec`` (:func:`as_loaded`); None: unchanged.
+    training of the configuration ``spec`` (:func:`as_loaded`); None: as in their files.
     """
     profiles = load_profiles(inventory, model, given=given)
     if spec is not None:

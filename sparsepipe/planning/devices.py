@@ -65,7 +65,7 @@ def num_ranks(spec: RunSpec, inventory: Inventory, division: Division | None) ->
 
 
 def _searched_devices(spec: RunSpec, inventory: Inventory) -> int:
-    """Number of ranks of a run whose plan is searched for: one for each device."""
+    """Number of ranks of a run whose plan is searched for: one for each device of the inventory."""
     if spec.parallel.plan is None:
         raise ConfigError(
             "parallel.search is set, but the strategy does not split the model",

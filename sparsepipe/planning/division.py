@@ -96,7 +96,7 @@ class Division:
                 Plan.of(config=config, cuts=self.cuts, num_layers=num_layers)
 
     def name(self, rank: int, *, ranks: int) -> str:
-        """A rank and its stage as text for messages, such as ``rank 2 (stage 1)``."""
+        """A rank, of ``ranks`` in all, and its stage as text, such as ``rank 2 (stage 1)``."""
         plan = self._stages(self.config or "-".join("1" * ranks))
         return f"rank {rank} (stage {plan.stage_of(rank)})"
 

@@ -59,7 +59,7 @@ def measure_devices(
 
 
 def profile_spec(spec: RunSpec, device: str, how: Measuring) -> RunSpec:
-    """Configures a run that measures ``device``, with only those training settings that matter.
+    """Configures a run that measures ``device``, keeping only settings that affect the result.
 
     With microbatches, layers are measured on those that a single device would cut a batch into.
     """
@@ -91,7 +91,7 @@ def measure_link(spec: RunSpec, *, run_job: RunJob) -> tuple[float, Path]:
 
 
 def link_spec(spec: RunSpec) -> RunSpec:
-    """The configuration of a run that times messages between all devices, for any model."""
+    """Configures a run that times messages between all devices; the same one for any model."""
     direct = spec.parallel.argument("direct", False)
     task = {**_group("task/bandwidth"), **_MESSAGES, "direct": direct}
     strategy = spec.parallel.strategy  # for its backend

@@ -66,7 +66,7 @@ def resolve_plan(
         with writing(directory.path):
             write_text_atomic(directory.plan, plan.to_json())
         return
-    if spec.emulation is None:  # which neither reads data nor measures links
+    if spec.emulation is None:  # an emulation neither reads data nor measures links
         _check_classes(profiles, spec)
     found = _measure_and_search(spec, choice, inventory, profiles, missing=missing, run_job=run_job)
     log.info("%s", plan_table(found.explanation))

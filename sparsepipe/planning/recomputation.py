@@ -46,7 +46,7 @@ def recompute_of(parallel: Parallel, division: Division | None) -> Setting:
 
 
 def refuse_recompute(spec: RunSpec, inventory: Inventory, division: Division | None) -> None:
-    """Refuses values of ``recompute`` that cannot work, before anything is prepared."""
+    """Raises a ConfigError if ``recompute`` cannot work, before the run prepares anything."""
     parallel = spec.parallel
     check_setting(parallel.recompute)
     _refuse_plan_file(parallel, division)
@@ -80,8 +80,8 @@ def refuse_recompute(spec: RunSpec, inventory: Inventory, division: Division | N
 
 
 def _refuse_plan_file(parallel: Parallel, division: Division | None) -> None:
-    """Refuses a plan file that recomputes layers if the strategy cannot recompute or names other
-    layers.
+    """Refuses a plan file that recomputes layers if the strategy cannot recompute, or is set to
+    recompute other layers.
     """
     if division is None or not division.details.get("recomputed"):
         return

@@ -180,9 +180,9 @@ class Speed:
 
 
 def multiply_speed(device: torch.device, *, size: int, warmups: int, repeats: int) -> Speed:
-    """Floating-point operations per second of ``torch.mm`` on two square matrices.
+    """Floating-point operations per second of ``torch.mm`` on two matrices [size, size].
 
-    The matrices are in float32, without TF32. A product of n by n takes 2 n^3 operations.
+    The matrices are in float32, without TF32. A product counts as 2 size^3 operations.
     """
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, size, generator=generator).to(device) for _ in range(2))

@@ -56,8 +56,8 @@ class SpanChoices:
         self._ends: list[Paths] = []
 
     def seconds_II(self, room_II: Floats, *, in_flight: float) -> Floats:
-        """Seconds of recomputation with which each possible stage fits into ``room_II`` bytes;
-        infinite if it does not fit. The choice of :meth:`cheapest` may need less time.
+        """Seconds [I, I] of recomputation with which each possible stage, with ``in_flight``
+        microbatches, fits into ``room_II`` bytes; infinite if not.
         """
         length = len(self._chain.layers)
         if not self._ends:
@@ -99,10 +99,9 @@ class SpanChoices:
         )
 
     def _walk(self, firsts: range, last: int, *, marks: int = 0) -> list[Paths]:
-        """Best paths of stages beginning at layers ``firsts``: one array for each end up to
-        ``last``.
+        """Best paths of stages from layers ``firsts``: an array for each end up to ``last``.
 
-        After the four figures of a path follows a mark for each of the first ``marks`` layers.
+        The four figures of a path are followed by a mark for each of the first ``marks`` layers.
         """
         chain, ends, begun = self._chain, list[Paths](), dict[int, Paths]()
         shape = 4 + marks, len(firsts), len(self._second_cost_P), len(self._caps_C)
@@ -155,7 +154,7 @@ def _better(one: Paths, other: Paths) -> Paths:
 
 
 def _given_back(stage: StageCost, spans: list[range], limit: float) -> list[range]:
-    """Removes layers from spans, the slowest first, while the stage fits into ``limit`` bytes."""
+    """Removes layers from spans, slowest first, where the stage still fits into ``limit`` bytes."""
     slowest = sorted(
         (layer for span in spans for layer in span), key=lambda n: -stage.layers[n].forward_s
     )

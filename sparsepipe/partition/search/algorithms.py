@@ -246,8 +246,9 @@ def kind_order(order: str | Sequence[str], pool: DevicePool, spans: Spans) -> li
 
     Args:
         order: ``by_count``: the model with the most devices over all hosts first, as in Table III;
-            ``by_speed``: the kind that runs the entire model fastest first; ``by_tflops``; or a
-            list of the kinds' names or ``HOST/NAME``. Ties keep the inventory's order.
+            ``by_speed``: the kind that runs the entire model fastest first; ``by_tflops``: the one
+            of the highest peak speed first; or a list of the kinds' names or ``HOST/NAME``. Ties
+            keep the inventory's order.
         pool: the devices.
         spans: costs of the layers on each kind.
     """
@@ -303,7 +304,7 @@ MOST_WALKS = 20_000_000
 
 
 def check_subsets(problem: Problem) -> None:
-    """Raises a PlanError for problems that would take ``exact`` many minutes."""
+    """Raises a PlanError for problems with which ``exact`` would take many minutes."""
     pool, places = problem.pool, problem.spans.num_layers + 1
     stages = stages_between_subsets(pool)
     if stages * places <= MOST_WINDOWS:

@@ -191,7 +191,7 @@ def least_variance(
         return None
     limit = least * (1 + EQUAL) + stages * (EQUAL * mean_s) ** 2
     place, spent, ends = 0, 0.0, []
-    for stage, cost_II in enumerate(costs):  # the first end with which the total keeps the limit
+    for stage, cost_II in enumerate(costs):  # the first end within the limit
         within_I = spent + cost_II[place] + rest_SI[stage + 1] <= limit
         end = int(within_I.argmax())
         assert within_I[end], "some plan is the best one"

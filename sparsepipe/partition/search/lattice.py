@@ -86,7 +86,7 @@ class Lattice:
         self._used_UK = np.array(order, dtype=np.intp)
         self.nodes: list[LatticeNode] = []
         self.ways: list[Transitions] = []
-        self._first_U: list[int] = []  # the first node of each of the counts, and one more
+        self._first_U: list[int] = []  # the first node of each set of devices, and the end
         for place, used in enumerate(order):
             self._first_U.append(len(self.nodes))
             self._add(used, np.arange(max(0, place - 1) if adjacent else 0, place))

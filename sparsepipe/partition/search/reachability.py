@@ -48,7 +48,7 @@ class ChainReachability:
         self._fits_TI = np.empty((0, 0), dtype=np.bool_)
         self._exceptions: list[
             tuple[int, slice]
-        ] = []  # ends outside of windows, and begins for them
+        ] = []  # ends outside of windows, and positions to begin at
         # The last ends that the memory of devices allows, and the exceptions before them.
         kept = [*map(costs.kept, range(costs.num_rooms))]
         shape = len(kept), len(self._places_I)
@@ -130,7 +130,7 @@ class ChainReachability:
         self._set(bound_s)
         beyond = np.int32(len(targets_I))
         places_I = np.where(targets_I & ~self._alone_I, self._places_I, beyond)
-        next_I = np.full_like(self._places_I, beyond)  # the next of them after a position
+        next_I = np.full_like(self._places_I, beyond)  # the next place after each position
         next_I[:-1] = np.minimum.accumulate(places_I[:0:-1])[::-1]
         may_EI = np.asarray(next_I <= self._last_EI(node, slice(None)), dtype=np.bool_)
         for end, begins in self._exceptions:
@@ -207,7 +207,7 @@ MOST_AT_ONCE = 4_000_000
 def best_of_ties(
     costs: Costs, windows: ChainReachability | PairReachability, bottleneck_s: float
 ) -> list[Choice]:
-    """The best of the plans with this bottleneck, by the rules above; there must be one."""
+    """The best plan with this bottleneck: fewest stages, least second-worst time, first text."""
     bound_s, lattice = bottleneck_s * (1 + EQUAL), costs.lattice
     # Positions by node that 0, 1, ... stages reach and fewer do not, until a plan is found: a plan
     # of fewest stages passes only these, since fewer stages up to one would make it shorter.
@@ -254,7 +254,7 @@ class _Remainder:
             as_worst_PJ = np.where(np.isfinite(times_PJ), worst_J, np.inf)
             rest_PJ = np.minimum(np.maximum(times_PJ, second_J), as_worst_PJ)
             all_PJ = np.maximum(times_PJ, worst_J)
-            place = sources_E[ways], begins  # each of them once
+            place = sources_E[ways], begins  # no pair of node and position occurs twice
             self._second_VI[place] = np.minimum(self._second_VI[place], rest_PJ.min(axis=1))
             self._worst_VI[place] = np.minimum(self._worst_VI[place], all_PJ.min(axis=1))
 

@@ -93,7 +93,7 @@ class Costs:
             np.inf if kind.memory_bytes is None else kind.memory_bytes for kind in lattice.kinds
         ]
         room = np.where(counts_EK > 0, limits_K, np.inf).min(axis=1)
-        # All numbers of replicas above 1 need the same room.
+        # All numbers of replicas above 1 need the same bytes for each parameter.
         rooms, numbers = distinct([in_flight, np.minimum(replicas_E, 2), room])
         self._rooms_M = [(int(m), int(r), limit) for m, r, limit in rooms.tolist()]
         self.num_rooms = len(rooms)
@@ -117,8 +117,8 @@ class Costs:
     def times_s(
         self, node: int, ways_P: Ints, begins_P: Ints, ends_J: Ints, bound_s: float
     ) -> Floats:
-        """Seconds [P, J] of stages to ``node``; infinite if they or their input exceed ``bound_s``,
-        or if memory or the graph does not allow them.
+        """Seconds [P, J] of stages ``ways_P`` to ``node`` from ``begins_P`` to ``ends_J``; infinite
+        if they or their input exceed ``bound_s``, or if memory or the graph does not allow them.
         """
         begins_P1, ends_J = begins_P[:, None], ends_J[None, :]
         sums_PJ = np.full((len(begins_P), ends_J.shape[1]), -np.inf)

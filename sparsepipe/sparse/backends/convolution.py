@@ -285,7 +285,7 @@ def _by_offset(block: RowBlock, rows_P: Tensor, parts: Tensor) -> Iterator[tuple
 
 
 def _rows(name: str, source: Tensor, block: RowBlock, rows_P: Tensor | None) -> Tensor:
-    """Returns the rows ``rows_P`` (None: the block's own) of ``source``, padded with rows of 0."""
+    """Returns the rows ``rows_P`` (None: those of the block) of ``source``, padded with zeros."""
     if rows_P is None:
         rows = source[block.first : block.last]
         if _product_rows(len(rows), source) == len(rows):
