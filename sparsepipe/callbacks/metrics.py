@@ -23,7 +23,7 @@ from sparsepipe.strategies.trainer_internals import (
 
 
 class MetricsCsv(pl.Callback):
-    """Writes the metrics and learning rate of each epoch as one row of a CSV file.
+    """Writes each epoch's metrics and learning rate (of the first parameter group) to a CSV file.
 
     A row is on disk before the checkpoint of its epoch. When a run resumes, rows of epochs that
     the checkpoint does not include are dropped, since these epochs run again. Loggers get the

@@ -93,7 +93,7 @@ def stop_if_requested(watch: SignalWatch) -> None:
 
 
 class ErrorNotes(pl.Callback):
-    """Adds a note on where a run failed (stage, epoch, batch) to all but SparsePipeErrors."""
+    """Adds a note (stage, epoch and batch) to exceptions that are not SparsePipeErrors."""
 
     @override
     def on_exception(

@@ -29,7 +29,7 @@ from sparsepipe.spatial.shard import (
 
 
 def halo_moves(shard: Shard, windows: Sequence[Window]) -> tuple[Move, ...]:
-    """Returns, for each axis of the grid, the exchange that brings this rank the halos it needs."""
+    """Returns, for each axis, the exchange that brings this rank the halos of ``windows``."""
     grid, count = shard.grid, len(windows)
     sizes = whole_shape(shard)[-count:]
     if any(window.output_size(size) < 1 for window, size in zip(windows, sizes, strict=True)):
@@ -103,7 +103,7 @@ class _Layer:
         return cls(grid, tuple(windows), groups, moves, *intervals)
 
     def halos(self, place: int) -> list[_Part]:
-        """Returns parts for the halos before and after the shard that ``moves[place]`` brings."""
+        """Returns a :class:`_Part` for each of the halos (before, after) of ``moves[place]``."""
         dim = self.moves[place].dim
         later = [move.dim for move in self.moves[place + 1 :]]
         found = []

@@ -32,7 +32,7 @@ from sparsepipe.spatial.shard import (
 
 
 def enter(value: Tensor, grid: Grid) -> Tensor:
-    """Returns ``value``, equal on all ranks, for layers on shards; its gradient sums the ranks'."""
+    """Returns ``value``, equal on all ranks, for layers on shards; gradients add up over ranks."""
     result = value.view_as(value)
     if result.requires_grad:
         what = "adding up gradients over shards"

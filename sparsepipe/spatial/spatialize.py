@@ -188,7 +188,7 @@ def unspatialize(model: _Module) -> _Module:
 
 
 def _rule_of(module: nn.Module) -> ModuleRule | None:
-    """Returns a module's rule; None without one, or if its class overrides the ruled forward."""
+    """Returns a module's rule; None without one, or if a subclass overrides ``forward``."""
     kind = next((kind for kind in type(module).__mro__ if kind in _RULES), None)
     same = kind is not None and type(module).forward is kind.forward
     return _RULES[kind] if kind is not None and same else None

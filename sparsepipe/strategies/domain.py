@@ -302,7 +302,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Context in which each rank adds up gradients; the next backward after it averages."""
+        """Context in which gradients add up on each rank; the next backward pass averages them."""
         self._waits_for_more = True
         try:
             yield

@@ -40,8 +40,8 @@ class SpatialStrategy(DataParallelStrategy):
     """Cuts each sample over a grid of ranks.
 
     All ranks of a grid read the same batches, of which each keeps its shard; a data set with
-    ``sample_sizes`` and ``read_part`` reads no more than that. The sample is the first tensor of a
-    batch that has a batch and a channel dimension before those of the grid. Tensors with its
+    ``sample_sizes`` and ``read_part`` reads no more than that. The samples are a batch's first
+    tensor with a batch and a channel dimension before those of the grid. Tensors with their
     spatial sizes, such as voxel labels, are cut as well; all else is the same on a grid's ranks.
 
     Args:

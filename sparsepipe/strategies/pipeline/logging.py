@@ -61,7 +61,7 @@ class LogRecorder:
 
     @contextmanager
     def recording(self, batch: Any, *, hook: str) -> Iterator[list[Logged]]:
-        """Context in which the step called ``hook`` logs into a list; yields the list."""
+        """Context in which the step ``hook`` on ``batch`` logs into a list; yields the list."""
         notes: list[Logged] = []
         really = self._module.log
         size: int | None = None  # of the batch, determined once

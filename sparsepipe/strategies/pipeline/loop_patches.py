@@ -21,8 +21,8 @@ class LoopPatches:
     - Lightning's broadcasts of whether rank 0 received a signal, at each step and within the
       signal's handler, are off.
     - A stop that one rank requests in a step or at an epoch's end, or a signal that it received,
-      takes effect on all ranks after the same step (see :class:`StopAgreement`), where the pipeline
-      drains.
+      takes effect on all ranks after the same step (see :class:`StopAgreement`), when ``drain`` has
+      emptied the pipeline.
     - A Timer (``max_time``) does not broadcast after each step whether its time is over: rank 0
       requests a stop instead.
     - If a single rank reads, its loader keeps the user's sampler; if several do, Lightning's

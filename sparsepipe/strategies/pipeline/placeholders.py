@@ -188,7 +188,7 @@ class StageModule(ModulePart):
         )
 
     def _hook(self) -> str | None:
-        """Returns the running hook's name; None if none runs, or only Lightning's own zeroing."""
+        """Returns the running hook's name, if any, except Lightning's own that zeroes gradients."""
         module = self._placement.module
         hook = internals.current_hook(module) if isinstance(module, pl.LightningModule) else None
         return None if hook == _ZEROING and not is_overridden(_ZEROING, module) else hook

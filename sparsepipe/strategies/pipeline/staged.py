@@ -448,7 +448,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     on_test_start = on_predict_start = on_validation_start
 
     def _evaluate(self, hook: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Sends a batch forward in the step ``hook``; returns its prediction, if it makes one."""
+        """Runs the evaluation step ``hook`` on a batch; returns a ``predict_step``'s prediction."""
         pipeline, predicts = self.pipeline, hook == "predict_step"
         if pipeline is None:
             return getattr(super(), hook)(*args, **kwargs)

@@ -76,7 +76,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
             of any stage. Each replica of stage 0 cuts its own batch into its share of the T.
         recompute: which layers keep only the input of their span, and run forward again in the
             backward pass: ``none``, ``all`` (each stage is a span), or a mapping of ``stages``
-            (indices) and ``layers`` (indices, and spans [first, last], inclusive).
+            (indices) and ``layers`` (indices, [first, last]); ``auto`` only on the command line.
         batch_norm: what batch norms do in training. ``microbatch``: normalise by the microbatch,
             and update running statistics with each; ``deferred``: the same, but update these once,
             with the statistics of the minibatch; ``running``: normalise by the running statistics
