@@ -1,6 +1,6 @@
 """Augmentation of training shapes, and shifts, which make the clouds of a domain look like scans.
 
-Shapes: N points of a cloud, M points left of them, 3 axes.
+Shapes: N points of a cloud, M points of the scan that a shift makes of it, 3 axes.
 
 Rotation and mirroring act *before* the grid is placed around the shape, so that a rotated shape
 still spans the grid. Scale, shift and jitter act *after* that, in the unit cube (grid half width
@@ -34,10 +34,10 @@ _ROUNDING = np.float32(1e-4)
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Augment:
-    """Settings of the augmentation; every part is off by default.
+    """Settings of the augmentation; the defaults change nothing.
 
     Args:
-        enabled: false switches off all parts.
+        enabled: whether the other settings have any effect.
         scale: smallest and largest factor of the random scale; [1, 1]: no scaling.
         scale_per_axis: whether each axis draws a separate factor.
         shift: largest shift along each axis, in grid half widths.
@@ -45,7 +45,7 @@ class Augment:
         jitter_clip: largest noise on a coordinate, in grid half widths.
         rotate_deg: largest rotation about the vertical axis in either direction, in degrees.
         flip: probability of mirroring along each horizontal axis.
-        dropout: largest share of points dropped at random; each shape draws a share up to it.
+        dropout: largest share of points dropped at random; each access draws a share up to it.
         outside: ``drop`` removes points moved out of the grid, ``clamp`` puts them on its border.
     """
 
@@ -86,7 +86,7 @@ class Augment:
         return pose_33
 
     def vary(self, unit_N3: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """Applies dropout, scale, shift and jitter to points in [-1, 1]^3; at least one is left."""
+        """Drops, scales, shifts and jitters points; returns at least one, and all in [-1, 1]^3."""
         if not self.enabled:
             return unit_N3
         if self.dropout > 0:
@@ -108,9 +108,9 @@ class Augment:
 
 
 _CELLS = 24
-"""Cells along each side of the viewer's image, in each of which ``partial`` keeps the nearest."""
+"""Cells along each side of a viewer's image; ``partial`` keeps the nearest points in each cell."""
 _LEAST = 16
-"""Fewest points that a shift leaves; a cloud that would keep fewer stays as it is."""
+"""Fewest points of a scan; a shift that would leave fewer is not applied."""
 
 
 CloudShiftKind = Literal["none", "partial", "noisy", "occluded", "density", "rotated"]
@@ -125,7 +125,7 @@ class CloudShift:
 
     Args:
         kind: a key of :data:`SHIFTS`; ``none`` leaves clouds as they are.
-        strength: how strongly clouds change, from 0 to 2.
+        strength: how strongly clouds change, from 0 to 2: a factor of noise, of angles and so on.
         seed: seed of the random draws.
     """
 
@@ -134,7 +134,7 @@ class CloudShift:
     seed: Seed = 0
 
     def __call__(self, cloud_N3: FloatArray, *, up_axis: Axis, key: tuple[int, ...]) -> FloatArray:
-        """Returns the points [M, 3] of a scan; ``key`` and ``seed`` determine the random draws."""
+        """Returns a cloud's scan [M, 3]; ``seed`` and ``key``, which names the cloud, seed it."""
         rng = np.random.default_rng([self.seed, *key])
         up = "xyz".index(up_axis)
         shifted = SHIFTS[self.kind](cloud_N3, up, self.strength, rng)
@@ -155,7 +155,7 @@ def _horizontal(up: int, rng: Generator) -> NDArray[np.float64]:
 
 
 def _partial(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
-    """Keeps the points visible from a random side: the nearest in each cell of a viewer's image."""
+    """Keeps points visible from a random side: those nearest in each cell of a viewer's image."""
     toward_3 = _horizontal(up, rng)
     frame_33, _ = np.linalg.qr(np.column_stack([toward_3, rng.standard_normal((3, 2))]))
     image_N2 = cloud_N3 @ frame_33[:, 1:]
@@ -172,7 +172,7 @@ def _partial(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> 
 
 
 def _noisy(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
-    """Adds noise to the points, and outliers anywhere in their bounding box."""
+    """Moves the points by noise, and adds outliers anywhere in their bounding box."""
     size = float(np.linalg.norm(cloud_N3.max(0) - cloud_N3.min(0)))
     noise_N3 = rng.standard_normal(cloud_N3.shape) * 0.015 * strength * size
     outliers = rng.uniform(
@@ -194,7 +194,7 @@ def _occluded(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) ->
 
 
 def _density(cloud_N3: FloatArray, up: int, strength: float, rng: Generator) -> FloatArray:
-    """Thins the points out with increasing distance from a random side."""
+    """Thins the points out with increasing distance from a viewer on a random side."""
     along_N = cloud_N3 @ _horizontal(up, rng)
     share_N = (along_N - along_N.min()) / max(float(np.ptp(along_N)), 1e-12)
     left_N3: FloatArray = cloud_N3[

@@ -1,9 +1,9 @@
 """Cache of prepared data: files that are built once, and that appear only when they are complete.
 
-A directory named after a digest of S data files and of the reader's settings holds their rows,
-``rows.npy`` [S, ...], K further numbers, ``meta.npy`` [S, K], and faults, ``corrupt.json``.
-``rows.npy`` appears last: where it exists, so do the others. After a build was interrupted or
-killed, the next one starts from the beginning.
+A directory named after a digest of S data files and of the reader's settings holds what the reader
+made of each: an array, its row of ``rows.npy`` [S, ...], K numbers in ``meta.npy`` [S, K] or, if it
+is corrupt, its fault in ``corrupt.json``. ``rows.npy`` appears last: where it exists, so do the
+others. After a build was interrupted or killed, the next one starts from the beginning.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from sparsepipe.utils.progress import progress
 _VERSION = 2
 """Increased with any change to the files of the cache."""
 _SECONDS_PER_WORKER = 1.5
-"""Seconds of work for which starting another process pays off."""
+"""Seconds of work for each process from which starting another one pays off."""
 _SECONDS_PER_FILE = 3e-3
 _BYTES_PER_S = 8e6
 """Estimated time per file and speed of reading, from which the number of workers follows."""
@@ -74,7 +74,7 @@ class CacheSettings:
 
 
 class RowReader(Protocol):
-    """Reader that computes the cached row of a file; it is pickled for worker processes.
+    """Reader that computes a file's row, the array to cache; it is pickled for worker processes.
 
     ``kind`` names the cache's directory for these rows, ``dtype`` is their type in numpy's notation
     (such as ``<u2``), and ``meta_size`` is K, the count of further numbers for each file.
@@ -86,25 +86,25 @@ class RowReader(Protocol):
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of a row."""
+        """Shape of a file's row."""
         ...
 
     def settings(self) -> dict[str, Any]:
-        """Returns what determines the rows besides the files, with the algorithm's version."""
+        """Returns the settings and versions that, with the files' contents, determine the rows."""
         ...
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[Any], NDArray[np.float32]]:
-        """Returns the row and K numbers of a file; raises a DataError if the file is corrupt."""
+        """Returns a file's row and [K] numbers; raises a DataError if the file is corrupt."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRows:
-    """Cached rows [S, ...] of S files, with zeros for corrupt files.
+    """Cached rows [S, ...] of S files, with zeros for corrupt files, in the cache's ``directory``.
 
     ``meta_SK`` holds each file's further numbers, ``usable_S`` the indices of intact files,
-    ``faults`` the fault and remedy of each corrupt file by its name. ``is_new``: whether the rows
-    were computed now instead of being found in the cache.
+    ``faults`` the fault and remedy of each corrupt file by its name. ``is_new``: whether this call
+    computed the rows instead of finding them in the cache.
     """
 
     directory: Path
@@ -137,7 +137,7 @@ def build_once(path: Path, build: Callable[[], object], *, wait_s: float = LOCK_
 def cached_rows(
     files: Sequence[DataFile], reader: RowReader, settings: CacheSettings
 ) -> CachedRows:
-    """Returns the rows of ``files``, in their order; the first call computes and caches them."""
+    """Returns the reader's rows of ``files``, in this order; the first call computes them."""
     key = digest_values([_VERSION, reader.settings(), digest_listing(files)])
     directory = settings.directory / reader.kind / key
     path = directory / "rows.npy"
@@ -178,7 +178,7 @@ def _build(path: Path, files: Sequence[DataFile], reader: RowReader, workers: in
 
 
 def _read_one(reader: RowReader, file: DataFile) -> tuple[NDArray[Any], NDArray[np.float32]] | str:
-    """Returns the row and further numbers of a file, or its fault as text if it is corrupt."""
+    """Returns a file's row and further numbers or, if it is corrupt, its fault and remedy."""
     try:
         if file.size_bytes < 0:
             check_regular(file.path)
@@ -196,7 +196,7 @@ def _read_one(reader: RowReader, file: DataFile) -> tuple[NDArray[Any], NDArray[
 
 @contextmanager
 def parallel_map(workers: int, *, chunk: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """Yields a ``map`` over single-threaded processes, or, for one worker, the builtin ``map``."""
+    """Yields ``map`` over processes that take ``chunk`` items at a time; for 1 worker, builtin."""
     before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     pool = None
     try:

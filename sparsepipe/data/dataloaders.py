@@ -25,13 +25,13 @@ Access = tuple[int, int]
 class TrainSampler(DistributedSampler[Any]):
     """Sampler that shuffles the samples in each epoch and gives every rank the same number of them.
 
-    If the ranks cannot share the samples equally, the shuffled order continues from its start, so
-    that at most ``num_replicas - 1`` samples occur twice in an epoch and none is left out.
+    If the ranks cannot share an epoch's samples equally, they draw at most ``num_replicas - 1``
+    further ones, so that none is left out.
 
     Args:
         dataset: as for ``DistributedSampler``, like ``num_replicas``, ``rank`` and ``seed``.
         samples: number of samples that all ranks together draw in an epoch; if the data set has
-            fewer, they are repeated in new orders. None: each sample once.
+            fewer, they are repeated in new orders. None: as many as it has.
         stream: number that gives data sets with the same seed different orders.
     """
 
@@ -68,7 +68,7 @@ class TrainSampler(DistributedSampler[Any]):
 
 
 class EvalSampler(DistributedSampler[Any]):
-    """Sampler that gives each sample to exactly one rank, in order; ranks may get unequal numbers.
+    """Sampler that deals the samples to the ranks in turn; some ranks may get one more than others.
 
     The epoch is always 0, so that every evaluation draws the same points. Arguments are as for
     ``DistributedSampler``.
@@ -95,8 +95,8 @@ class EvalSampler(DistributedSampler[Any]):
 def split_validation(labels_S: IntArray, *, share: float, seed: int) -> tuple[IntArray, IntArray]:
     """Returns the sorted indices of training and of validation samples.
 
-    Validation gets a random ``share`` of every class. Unless ``share`` is 0, both get at least one
-    sample of each class that has two or more.
+    Validation gets a random ``share`` of every class (-1, no label, counts as one). Unless it is 0,
+    both get at least one sample of each class that has two or more.
     """
     rng = np.random.default_rng([seed, 0x5711])
     held = [np.empty(0, np.int64)]  # there may be no samples at all
@@ -121,14 +121,14 @@ _PRELOADED = (
     "trimesh",
     __name__,
 )
-"""Modules that every worker would otherwise import, for the main module and the data set."""
+"""Modules that the main module or the data set needs, and each worker would otherwise import."""
 
 
 def default_workers(ranks: int | None = None) -> int:
     """Returns the default number of loader workers of a rank: a quarter of its cores, at most 8.
 
-    ``ranks``: number of ranks that share this machine's cores; None: the environment variable
-    ``LOCAL_WORLD_SIZE``. With 0 workers, the training process reads the samples: on few cores,
+    ``ranks``: number of ranks that share this machine's cores; None: ``LOCAL_WORLD_SIZE`` of the
+    environment, or else 1. With 0 workers, the training process reads the samples: on few cores,
     workers only slow down training, since reading a shape takes much less time than training on it.
     """
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks is None else ranks
@@ -136,7 +136,7 @@ def default_workers(ranks: int | None = None) -> int:
 
 
 def stacked(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Collates samples into a batch: for each key, a tensor with a row for each sample.
+    """Collates samples into a batch: for each key, a tensor [B, ...] of the B samples' values.
 
     If there is only one sample, its arrays are not copied.
     """
@@ -179,7 +179,7 @@ def make_loader(
 def import_once_for_workers() -> None:
     """Sets the modules that the fork server imports, so that loader workers need not import them.
 
-    Must be called before the first loader; replaces the process's list of preloaded modules.
+    Must be called before the first workers start; replaces the list of modules set before.
     """
     if "forkserver" in multiprocessing.get_all_start_methods():
         loaded = [name for name in _PRELOADED if name in sys.modules]

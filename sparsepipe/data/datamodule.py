@@ -50,13 +50,13 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class SplitDataModule(pl.LightningDataModule, ABC):
     """Base of data modules whose source has a training and a test split.
 
-    The order of an epoch depends only on seed, epoch and ``stream``. All training ranks get the
-    same number of samples; evaluation repeats none. Arguments are as for ``ShapeDataModule``.
+    The order of training samples depends only on seed, epoch and ``stream``. All ranks train on
+    equally many; evaluations read each sample once. Arguments are as for ``ShapeDataModule``.
 
     Attributes:
         epoch_samples: number of training samples that all ranks together draw in an epoch; if there
-            are fewer, they are repeated in new orders. None: each sample once.
-        stream: number that gives data modules with the same seed different orders.
+            are fewer, they are repeated in new orders. None: ``num_train``.
+        stream: number that gives data modules with the same seed different orders of samples.
         num_train: number of training samples; 0 before ``setup``.
         num_val: number of validation samples; 0 before ``setup``.
     """
@@ -84,7 +84,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 
     @property
     def is_labelled(self) -> bool:
-        """Whether every training sample has a label."""
+        """Whether every sample for training or validation has a label."""
         return bool((self.samples("train").labels_S >= 0).all())
 
     def fingerprint(self) -> str:
@@ -97,21 +97,21 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 
     @abstractmethod
     def _dataset(self, purpose: Purpose, indices_S: IntArray) -> Dataset[dict[str, Any]]:
-        """Returns the samples ``indices_S`` of ``test`` or, for other purposes, of ``train``."""
+        """Returns samples ``indices_S`` of the split test if that is the purpose, else of train."""
 
     def samples(self, split: Split) -> Any:
-        """Returns a split's samples; ``train`` includes validation; ``labels_S``: -1 if unknown."""
+        """Returns a split's samples, with ``labels_S`` (-1: unknown); train includes validation."""
         if split not in self._splits:
             self._splits[split] = self._load(split)
         return self._splits[split]
 
     def prepare_data(self) -> None:
-        """Builds the cache of both splits; one process builds it while the others wait."""
+        """Builds the caches of both splits if necessary; one process builds while others wait."""
         for split in SPLITS:
             self.samples(split)
 
     def setup(self, stage: str | None = None) -> None:
-        """Opens both splits, which is cheap once cached, and chooses the validation samples."""
+        """Opens both splits, and chooses the validation samples among those of ``train``."""
         del stage
         self.prepare_data()
         self._train_S, self._val_S = split_validation(
@@ -120,17 +120,17 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         self.num_train, self.num_val = len(self._train_S), len(self._val_S)
 
     def train_dataloader(self) -> DataLoader[dict[str, Any]]:
-        """Loader of shuffled, augmented training samples, the same number for every rank."""
+        """Loader of this rank's shuffled, augmented training samples, as many as any rank's."""
         return self._loader("train", self._train_S)
 
     def val_dataloader(self) -> DataLoader[dict[str, Any]] | list[DataLoader[dict[str, Any]]]:
-        """Loader of the validation samples, or an empty list if there are none."""
+        """Loader of this rank's validation samples, or an empty list if there are none at all."""
         if not self.num_val:
             return []
         return self._loader("val", self._val_S)
 
     def test_dataloader(self) -> DataLoader[dict[str, Any]]:
-        """Loader of the test split; no rank repeats a sample."""
+        """Loader of this rank's test samples; each sample goes to exactly one rank."""
         count = len(self.samples("test").labels_S)
         if not count:
             raise ConfigError(
@@ -144,7 +144,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
     predict_dataloader = test_dataloader
 
     def test_names(self) -> Sequence[str]:
-        """Returns the test samples' file paths, or else their names, or else their indices."""
+        """Returns each test sample's path or, if samples share files, its name or index as text."""
         samples = self.samples("test")
         names: Sequence[str] = getattr(samples, "files", ()) or getattr(samples, "names", ())
         return names or [str(number) for number in range(len(samples.labels_S))]
@@ -173,34 +173,34 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 class ShapeDataModule(SplitDataModule):
     """Data module of voxelised shapes, for training, validation, test and prediction.
 
-    A batch is ``dict(input=SparseTensor | Tensor [B, 1, R, R, R], label=[B], index=[B])``;
-    the input feature is the constant 1. ``index`` is the shape's position in its split.
+    A batch is ``dict(input=SparseTensor | Tensor [B, 1, R, R, R], label=[B], index=[B])``; the
+    feature of an occupied voxel is 1. ``label`` is -1 if unknown; ``index`` is that in the split.
 
     Args:
         root: directory of the data.
-        source: class (or partial) of a ``PointSource``, called with ``root``, and with ``split``
-            if that is not None.
+        source: class (or partial) of a ``PointSource``, called as ``source(root)``, or as
+            ``source(root, split=split)`` if ``split`` is not None.
         cache_dir: directory of sampled points and other prepared data.
         resolution: R, voxels along each side of the grid, 1 to 2^21.
-        span: box that the grid divides: the shape's ``extent`` on each axis (as in the paper),
-            the ``cube`` of its longest side, or its bounding ``sphere``.
-        representation: ``sparse`` sites, ``dense`` occupancy from the same points, or
-            ``dense_surface``, occupancy from the mesh itself.
-        cached_points: number of points sampled once from each shape and kept in the cache.
+        span: box that the grid divides: the shape's bounding box (``extent``, as in the paper), a
+            ``cube`` with its longest side, or the cube around its bounding ``sphere``.
+        representation: ``sparse``: voxels with points; ``dense``: the whole grid, 1 in the same
+            voxels; ``dense_surface``: the whole grid, 1 where the mesh's surface passes.
+        cached_points: number of points sampled once from each shape's file, into the cache.
         sampling_seed: seed of that sampling; separate from ``seed``, so that runs with different
             seeds share the cache.
         num_points: number of cached points drawn at each access; None: all of them.
-        point_ratio: share p of the drawn points that is kept, in training and testing; in (0, 1].
+        point_ratio: share p of the drawn points to keep, in training and evaluation; in (0, 1].
         ratio_mode: ``fixed`` keeps the share p; ``uniform`` draws a share from (0, p] per access.
         augment: augmentation of training shapes, if any.
         shift: shift that turns the shapes into those of another domain, if any.
-        up_axis: vertical axis of the shapes, about which augmentation rotates them.
-        batch_size: number of shapes in a batch, for each device.
+        up_axis: vertical axis of the shapes, for ``augment`` and ``shift``.
+        batch_size: number of shapes in the batch of each device.
         num_workers: number of loader processes for each rank; None: see ``default_workers``.
         val_share: share of every class's training shapes kept for validation, in [0, 1).
         seed: seed of drawing, augmentation, order and validation split.
-        split: how ``source`` divides its shapes; see ``ClassFolder``. Other sources take None.
-        strict: whether corrupt files raise an error instead of being left out.
+        split: how ``source`` divides its shapes; see ``ClassFolder``. Others need None.
+        strict: whether corrupt files raise a DataError instead of being left out.
         cache_workers: number of processes that build a cache; 0: one for each core.
         lock_wait_s: seconds to wait for another process that builds the same cache.
     """
@@ -261,7 +261,7 @@ class ShapeDataModule(SplitDataModule):
         self._root, self._augment = root, augment
         self._collate = CollateShapes(resolution)
         self._source: PointSource = source(root) if split is None else source(root, split=split)
-        # Checked here as well, before a cache is built in vain.
+        # Checked here and not only when loading, before a cache is built in vain.
         if getattr(self._source, "takes_cached_points", False):
             check_num_points(num_points, stored=cached_points)
         if representation == "dense_surface" and not hasattr(self._source, "load_surface"):
@@ -284,7 +284,7 @@ class ShapeDataModule(SplitDataModule):
         return self._source.fingerprint(self._cache)
 
     def preprocessing(self) -> Preprocessing:
-        """Returns a function that turns any shape into a network's input, as for test shapes."""
+        """Returns a function that makes a network's input of any shape, as of a test shape."""
         first = getattr(self._source, "takes_first_points", False)
         return Preprocessing(
             voxelisation=self._voxelisation,
@@ -339,9 +339,9 @@ def check_num_points(num_points: int | None, *, stored: int) -> None:
 
 
 def check_dense(representation: str, *, batch_size: int, resolution: int, whole: bool) -> None:
-    """Raises a ConfigError for dense grids that take too much memory or ignore other settings.
+    """Raises a ConfigError if a dense batch exceeds a quarter of memory or would ignore settings.
 
-    ``whole``: whether ``point_ratio`` is 1 and augmentation is off.
+    ``whole``: whether ``point_ratio`` is 1 and augmentation is off, as dense_surface requires.
     """
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if representation != "sparse" and 4 * batch_size * resolution**3 > memory_bytes // 4:

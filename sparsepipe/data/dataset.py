@@ -35,7 +35,7 @@ PointRatio = Annotated[float, Field(gt=0, le=1)]
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voxelisation:
-    """Settings for turning a stored cloud into a network's input, as in ``ShapeDataModule``."""
+    """Settings for turning stored points into a network's input; see ``ShapeDataModule``."""
 
     resolution: Resolution
     span: Span
@@ -49,10 +49,10 @@ class Voxelisation:
 
 
 class ShapeDataset(Dataset[dict[str, Any]]):
-    """Data set of the shapes ``indices_N`` of a split, accessed by (epoch, position among them).
+    """Data set of the shapes ``indices_N`` of ``points``, read by (epoch, position in indices_N).
 
-    ``augment`` is None for evaluation, ``stream`` gives training, validation and test different
-    random draws, and ``surface`` has a row of packed occupancy bits per shape (``dense_surface``).
+    ``augment`` is None for evaluation; ``stream`` gives training, validation and test different
+    random draws; ``surface[rows_S[i]]``, if given, holds shape i's packed bits (dense_surface).
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         return len(self.indices_N)
 
     def __getitem__(self, access: Access | int) -> dict[str, Any]:
-        """Returns label, index and ``coords`` int32 [M, 3] or ``input`` float32 [1, R, R, R].
+        """Returns label, index and sparse ``coords`` int32 [M, 3] or dense ``input`` [1, R, R, R].
 
-        ``index`` is the shape's position in the split's ``PointSet``. A plain position, as from the
-        sampler of Lightning's ``overfit_batches``, is an access in epoch 0.
+        ``index`` is the shape's index in ``points``. A plain position, as from the sampler of
+        Lightning's ``overfit_batches``, is an access in epoch 0.
         """
         epoch, position = access if isinstance(access, tuple) else (0, access)
         index = int(self.indices_N[position])
@@ -88,7 +88,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
     def sample(self, index: int, *, key: tuple[int, int, int]) -> dict[str, Any]:
         """Returns a shape as ``__getitem__`` does; random draws depend on the seed and ``key``.
 
-        ``key``: the stream, the epoch, and the number of the shape within the stream.
+        ``key``: the stream, the epoch, and a number for the shape, such as ``index``.
         """
         sample: dict[str, Any] = {"label": int(self.points.labels_S[index]), "index": index}
         settings = self.voxelisation
@@ -110,9 +110,9 @@ class ShapeDataset(Dataset[dict[str, Any]]):
     def unit_cloud(
         self, index: int, rng: np.random.Generator, *, shift_key: tuple[int, int] | None = None
     ) -> FloatArray:
-        """Returns drawn and augmented points [N, 3] of a shape; the grid around it is [-1, 1]^3.
+        """Returns a shape's drawn and augmented points [N, 3], scaled to a grid of [-1, 1]^3.
 
-        ``shift_key`` seeds the shift; None: (``stream``, ``index``).
+        ``shift_key``, besides the shift's seed, seeds the shift; None: (``stream``, ``index``).
         """
         settings, points, augment = self.voxelisation, self.points, self.augment
         stored, share = points.points_per_shape, settings.point_ratio
@@ -154,7 +154,7 @@ class CollateShapes:
     """Combines samples of shapes into a batch.
 
     Attributes:
-        resolution: R, the spatial size of a sparse batch along each axis.
+        resolution: R, the number of voxels of a sparse batch along each axis.
     """
 
     resolution: int

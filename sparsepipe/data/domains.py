@@ -23,7 +23,7 @@ class DomainDataModule(pl.LightningDataModule):
 
     A training batch maps names of domains to their batches. Within an epoch, smaller domains repeat
     their samples in new orders until the largest is finished. An evaluation batch has samples of
-    one domain, whose name is in its entry ``domain``.
+    one domain, and as ``domain`` its name.
 
     Under :class:`sparsepipe.strategies.DomainStrategy`, a process reads only its rank's domains.
 
@@ -31,11 +31,11 @@ class DomainDataModule(pl.LightningDataModule):
         domains: data module of each domain by name, the source first; or callables that make them
             from ``common``.
         common: keyword arguments for all callables, such as ``batch_size``.
-        targets: names of the targets, or a number n for the first n; None: all.
-        source: name of the domain to be the source instead of the first one.
-        evaluated: names of the domains to evaluate on; None: all.
+        targets: names of the targets, or a number n for the first n; None: all other domains.
+        source: name of the domain to be the source; None: the first one.
+        evaluated: names of the domains to evaluate on; None: the source and all targets.
         root: not used here; in a configuration, ``common`` can refer to it.
-        batch_size: samples of each domain in a batch; ``common`` can refer to it as well.
+        batch_size: number of samples of each domain in a batch; ``common`` can refer to it as well.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class DomainDataModule(pl.LightningDataModule):
         self._own = names
         """Names of the domains that this process reads."""
         self._placement: Any = None
-        self._longest = 0  # samples of each domain that a process reads in an epoch
+        self._longest = 0  # samples that a process reads of each of its domains in an epoch
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ class DomainDataModule(pl.LightningDataModule):
 
     @property
     def in_channels(self) -> int:
-        """Number of channels of a sample of the source."""
+        """Number of input channels (for shapes, features of a voxel) of the source's samples."""
         return int(self._source.in_channels)
 
     def fingerprint(self) -> str:
@@ -99,7 +99,7 @@ class DomainDataModule(pl.LightningDataModule):
         return digest_values([[name, each.fingerprint()] for name, each in self._domains.items()])
 
     def prepare_data(self) -> None:
-        """Prepares all domains; checks that the source is labelled and targets have its classes."""
+        """Prepares all domains; checks that the source is labelled, and that classes agree."""
         for each in self._domains.values():
             each.prepare_data()
         if not self._source.is_labelled:
@@ -119,7 +119,7 @@ class DomainDataModule(pl.LightningDataModule):
                 )
 
     def setup(self, stage: str | None = None) -> None:
-        """Opens all domains, and determines the length of an epoch."""
+        """Opens all domains, and determines how many samples of each an epoch has."""
         self.prepare_data()
         labelled, bare = list[str](), list[str]()
         for name, each in self._domains.items():
@@ -142,7 +142,7 @@ class DomainDataModule(pl.LightningDataModule):
             )
         strategy = None if self.trainer is None else self.trainer.strategy
         placement = self._placement = getattr(strategy, "placement", None)
-        own = getattr(strategy, "domains", None)  # empty on the rank of the losses
+        own = getattr(strategy, "domains", None)  # empty on a rank that only computes losses
         self._own = self.domains if own is None else tuple(own)
         replicas = {
             name: 1 if placement is None else len(placement.ranks_of(name)) for name in self.domains
@@ -162,7 +162,7 @@ class DomainDataModule(pl.LightningDataModule):
         """Loader of minibatches of this process's domains.
 
         Lightning compares the lengths of all processes' loaders one by one, so every process needs
-        the same number of loaders; those without a domain yield empty minibatches.
+        the same number of loaders; surplus ones, without a domain, yield empty minibatches.
         """
         loaders: dict[str, Any] = {
             name: self._domains[name].train_dataloader() for name in self._own
@@ -176,19 +176,19 @@ class DomainDataModule(pl.LightningDataModule):
         return CombinedLoader(loaders, "max_size")
 
     def val_dataloader(self) -> Any:
-        """Loader of validation batches, domain after domain; an empty list if there are none."""
+        """Loader of validation batches, one domain after the other; without any, an empty list."""
         if not any(self._domains[name].num_val for name in self._evaluated):
             return []
         return self._evaluation("val_dataloader")
 
     def test_dataloader(self) -> Any:
-        """Loader of test batches, domain after domain."""
+        """Loader of test batches, one domain after the other."""
         return self._evaluation("test_dataloader")
 
     predict_dataloader = test_dataloader
 
     def some_tested(self, name: str, *, count: int) -> Any:
-        """Returns the input of a domain's first ``count`` test samples; works in any process."""
+        """Returns the input of a domain's first ``count`` test samples, even on other ranks."""
         loader = self._domains[name].test_dataloader()
         samples: Any = loader.dataset
         some = [samples[index] for index in range(min(count, len(samples)))]
@@ -201,7 +201,7 @@ class DomainDataModule(pl.LightningDataModule):
 
 
 class FolderDomains(DomainDataModule):
-    """Data module with a domain for each folder of a user's directory, in the order of their names.
+    """Data module with a domain for each folder of a user's directory: the source, others by name.
 
     Folders whose names begin with ``.`` or ``_`` are left out. Only the source needs labels.
 
@@ -209,8 +209,8 @@ class FolderDomains(DomainDataModule):
         root: the directory.
         module: class (or partial) of a domain's data module, called with the domain's folder and
             with ``cache_dir``, ``batch_size`` and ``num_workers``.
-        source: name of the source's folder; ``targets`` and ``evaluated`` are as for
-            :class:`DomainDataModule`.
+        source: name of the source's folder; required, unlike in :class:`DomainDataModule`, which
+            explains ``targets`` and ``evaluated``.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class FolderDomains(DomainDataModule):
 
 @dataclass(eq=False)
 class InTurn:
-    """Yields the batches of one domain after the other, with the domain's name as ``domain``.
+    """Yields the batches of one domain after the other, each with the domain's name as ``domain``.
 
     Without loaders, it yields one empty batch, because all processes take part in an evaluation.
     """
@@ -275,7 +275,7 @@ class InTurn:
 def _chosen(
     domains: tuple[str, ...], *, targets: int | Sequence[str] | None, source: str | None
 ) -> tuple[str, ...]:
-    """Returns the names of the source and of the targets, as the arguments choose them."""
+    """Returns the names of the source and of the targets chosen; see ``DomainDataModule``."""
     if source is not None and source not in domains:
         raise ConfigError(
             f"data.source={source!r} is not a domain of the data",

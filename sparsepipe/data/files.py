@@ -45,7 +45,7 @@ class UnreadableError(DataError):
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """Returns an UnreadableError, or a DataError for a missing, irregular or too large file."""
+    """Returns an UnreadableError, or a DataError if a file is missing, not regular or too big."""
     kind = DataError if error.errno in (None, errno.ENOENT) else UnreadableError
     return kind(
         f"{path} cannot be read: {error.strerror or error}",
@@ -54,7 +54,7 @@ def unreadable(path: Path, error: OSError) -> DataError:
 
 
 def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
-    """Raises a DataError unless ``path`` is a regular file of at most ``limit_bytes``."""
+    """Raises a DataError unless ``path`` is a regular file of at most ``limit_bytes``, if given."""
     try:
         reading.check_regular(path, limit_bytes=limit_bytes)
     except OSError as error:
@@ -89,7 +89,7 @@ def digest_values(values: Any) -> str:
 
 @contextmanager
 def explaining_storage(directory: Path, *, setting: str) -> Iterator[None]:
-    """Turns an OSError of the block into a DataError that names ``directory`` and ``setting``."""
+    """Turns an OSError of the block into a DataError that names the directory and the setting."""
     try:
         yield
     except OSError as error:
@@ -107,8 +107,8 @@ def new_array(
     """Yields the memory-mapped array of a new ``.npy`` file, which the block fills.
 
     The file appears when the block ends without an error. Its space is allocated first, because on
-    a full disk a write through a memory map would kill the process. The caller must hold a lock,
-    because temporary files that killed processes left behind are removed.
+    a full disk a write through a memory map would kill the process. The caller must hold a lock on
+    ``path``, because its temporary files that killed processes left behind are removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in path.parent.glob(f".{path.name}.*.tmp"):
@@ -123,7 +123,7 @@ def new_array(
 
 @contextmanager
 def locked(path: Path, *, wait_s: float) -> Iterator[None]:
-    """Holds the lock file ``path`` during the block, or raises a DataError after ``wait_s``."""
+    """Holds the lock file ``path`` in the block; raises a DataError after waiting ``wait_s``."""
     tell = partial(_LOG.info, "waiting for another process that builds %s", path.parent)
     try:
         with file_lock(path, wait_s=wait_s, on_wait=tell):
@@ -150,7 +150,7 @@ class DataFile:
 
 
 def scan_files(root: Path, names: Sequence[str], *, cache_directory: Path) -> list[DataFile]:
-    """Returns the files ``names`` under ``root``, in this order, with sizes and digests.
+    """Returns the files ``names``, relative to ``root``, in this order, with sizes and digests.
 
     The cache keeps digests: files of unchanged size and modification time are not read again.
     """
@@ -167,7 +167,7 @@ def scan_files(root: Path, names: Sequence[str], *, cache_directory: Path) -> li
                 found[name] = status.st_size, status.st_mtime_ns
     stale = [name for name in found if (*known.get(name, [])[:2],) != found[name]]
     if stale:
-        # The disk is the bottleneck, so more threads than cores keep it busy.
+        # The disk is the bottleneck, and more threads than cores keep it busy.
         with (
             explaining_storage(root, setting="data.root"),
             ThreadPoolExecutor(2 * usable_cores()) as pool,

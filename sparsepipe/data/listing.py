@@ -1,8 +1,8 @@
 """Listings of the samples in a user's folder, with their classes, for training and for testing.
 
 A path is ``[<class>/][train/|test/]<name>``, with the folder of the split above or below that of
-the class. Where no such folders divide the files, a csv file does, or a share of each class is for
-testing. Shapes, images and volumes are all listed here.
+the class. Where no such folders divide the files, a csv file does, or else a given share of each
+class is for testing. Shapes, images and volumes are all listed here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FoundFile:
 class Listing:
     """The files of one split: ``names`` relative to ``root``, with forward slashes.
 
-    ``labels_S`` has each file's index in ``classes``, or -1 if there are no class folders.
+    ``labels_S`` has the index in ``classes`` of each file's class, or -1 without class folders.
     """
 
     root: Path
@@ -59,11 +59,11 @@ class Listing:
 
 
 def find_files(root: Path, suffixes: Collection[str]) -> tuple[list[FoundFile], list[str]]:
-    """Returns the files with these suffixes, in order of class and name, and the other paths.
+    """Returns the files with these suffixes, in order of class and name, and other relative paths.
 
     Suffixes are in lower case. Names that begin with ``.`` or ``_`` are in neither list. A
     directory with one of the suffixes, such as a zarr array, counts as a file. Directories below
-    those of a class and a split are listed as other paths, without their files.
+    those of a class and a split are among the other paths, but their files are not.
     """
 
     def fail(error: OSError) -> None:
@@ -106,8 +106,8 @@ def list_folder(
     Args:
         root: the folder.
         suffixes: suffixes of the files, in lower case.
-        split: share of each class for testing, in (0, 1); or a csv file with the columns ``file``,
-            relative to ``root``, and ``split``, which leaves out the files that it does not list.
+        split: share of each class for testing, in (0, 1); or the path of a csv file with columns
+            ``file``, relative to ``root``, and ``split``; files that it does not list are left out.
             None: the folders ``train`` and ``test``, or ``share`` without such folders.
         share: share of each class for testing, if neither ``split`` nor folders divide the files.
         seed: seed of a digest of names that chooses the test files, so that new files hardly change
@@ -167,7 +167,7 @@ def _splits_in_table(root: Path, names: Collection[str], setting: str) -> Mappin
 def _splits_by_share(
     found: Sequence[FoundFile], share: float, seed: int | None
 ) -> Mapping[str, str]:
-    """Maps file names to splits: ``share`` of a class, at least one of two files, to ``test``."""
+    """Maps names to splits: of each class, ``share``, at least one but never all, to ``test``."""
     if isinstance(share, bool) or not 0 < share < 1:
         raise ConfigError(f"the share {share} for testing is not in (0, 1)", remedy=_SPLIT)
     split_of = {file.name: "train" for file in found}
@@ -190,7 +190,7 @@ def make_listing(
     classes: Sequence[str],
     suffixes: Collection[str],
 ) -> Listing:
-    """Returns the listing of a split's files; a label is the index of the file's class."""
+    """Returns a split's listing; raises a DataError without files, or if train lacks a class."""
     present = {file.class_name for file in files}
     empty = [name for name in classes if name not in present]
     if not files or (empty and split == "train"):
@@ -211,7 +211,7 @@ def make_listing(
 
 
 def read_table(path: Path, *, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Returns the rows of a csv file as mappings of columns to values; ``columns`` are required.
+    """Returns the lines of a csv file as mappings of columns to values; needs these ``columns``.
 
     Columns are separated by commas, or by semicolons if the first line has any. The values of a
     column ``split``, if there is one, are turned into lower case and must be ``train`` or ``test``.

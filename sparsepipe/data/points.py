@@ -32,7 +32,7 @@ _CHUNK_SHAPES = 256
 class MappedArray:
     """A ``.npy`` file that is memory-mapped on first use in each process.
 
-    Only the path is pickled: a loader's worker maps the same pages instead of receiving a copy.
+    Only its path is pickled: a loader's worker maps the same pages instead of receiving a copy.
     """
 
     path: Path
@@ -71,8 +71,8 @@ class Frames:
         low_S3: lower corner of each bounding box; ``high_S3`` is the upper one.
         center_S3: mean of each shape's points.
         radius_S: distance from ``center_S3`` to the farthest point.
-        origin_S3: subtracted from each shape's coordinates, in double precision, so that shapes far
-            from the file's origin keep their form; None: 0 for all shapes.
+        origin_S3: point subtracted from each shape's coordinates, in double precision, so that
+            shapes far from the file's origin keep their form; None: 0 for all shapes.
     """
 
     low_S3: FloatArray
@@ -91,17 +91,17 @@ class PointSet:
     shape's bounding box.
 
     Attributes:
-        points: stored points [rows, P, 3] of an integer or float type, mapped or in memory.
-        rows_S: each shape's row in ``points`` (rows of excluded files are skipped).
-        offset_S3: coordinate of the stored value 0 on each axis.
+        points: stored points [entries, P, 3] of an integer or float type, mapped or in memory.
+        rows_S: index of each shape's entry in ``points``; corrupt files have entries there too.
+        offset_S3: coordinate of the stored value 0 on each axis, before ``origin`` is subtracted.
         step_S3: difference in coordinate of one stored unit on each axis.
         frames: bounding boxes and spheres.
         labels_S: class numbers; -1 for shapes without labels.
         names: names of the shapes, such as ``chair_0042``.
         classes: class names, indexed by the labels.
         files: path of each shape's file; empty where shapes share files.
-        counts_S: number of points in each shape's file; if it is less than P, points are stored
-            repeatedly. None: P for all shapes.
+        counts_S: number of points in each cloud's file; if it is less than P, points are stored
+            repeatedly. P for meshes; None: P for all shapes.
 
     Raises:
         DataError: a shape lies so far from the origin that ``frames`` lose its form.
@@ -140,7 +140,7 @@ class PointSet:
         return int(self.points.array.shape[1])
 
     def cloud(self, index: int, picked_N: IntArray | None = None) -> FloatArray:
-        """Returns the points [N, 3] of a shape at positions ``picked_N`` or, for None, all P."""
+        """Returns points [N, 3] of a shape: those stored at indices ``picked_N``; None: all P."""
         stored_P3 = self.points.array[self.rows_S[index]]
         if picked_N is not None:
             stored_P3 = stored_P3.take(picked_N, axis=0)  # takes a third of the time of indexing
@@ -158,8 +158,8 @@ class PointSet:
 
 
 _FAR, _LOST = 16, 4096
-"""Distances from the origin, in halves of a shape's longest side. Beyond the first, rounding would
-lose 2^-20 of the shape, so the origin is moved; beyond the second, it would shift voxels at 50^3.
+"""Distances from the origin, in halves of a shape's longest side. Beyond the first, rounding errors
+exceed 2^-20 of that, so the origin is moved; beyond the second, they would shift voxels at 50^3.
 """
 _COARSE = 1e-3
 """Rounding of stored points, as a share of a shape's longest side, above which the log warns."""
@@ -170,8 +170,8 @@ def measure_frames(
 ) -> Frames:
     """Measures the frames of clouds whose coordinates are ``points_SP3 * scale + offset_S3``.
 
-    Frames of shapes far from the origin are relative to the middle of their box. Warns if points,
-    such as map coordinates in single precision, are rounded too coarsely for a shape's form.
+    Frames of shapes far from the origin are relative to the middle of their box. The log warns if
+    points, such as map coordinates in single precision, are rounded too coarsely for a shape.
     """
     parts: list[tuple[NDArray[Any], ...]] = []
     for start in range(0, len(points_SP3), _CHUNK_SHAPES):

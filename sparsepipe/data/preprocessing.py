@@ -35,15 +35,15 @@ class Preprocessing:
     """Turns one shape into a network's input, as a data module does with test shapes.
 
     Called with a file's path, a trimesh mesh or points [Q, 3], it returns the input of a batch of
-    one. Which points are drawn depends on the content of the file or of the arrays; for a file of
-    the training run's test split, they are the points drawn in its test.
+    one. The content of the file or array seeds the drawing of points; for a file of the training
+    run's test split, they are the points drawn in its test.
 
     Attributes:
         voxelisation: how points are drawn and become voxels.
         sampler: chooses the points of a shape from which ``voxelisation`` draws.
         keeps_clouds: whether ``voxelisation`` draws from all points of a cloud instead.
-        test_number: maps a file to its index in the training run's test split, other files to None;
-            None: no file is in that split.
+        test_number: returns a file's index in the training run's test split, or None if it is not
+            in it; None: treats all files as not in it.
         device: device of the input.
         dtype: type of the input's values; None: that of batches in training.
     """
@@ -61,7 +61,7 @@ class Preprocessing:
         return found
 
     def sample(self, shape: Any) -> dict[str, Any]:
-        """Returns a shape as :class:`~sparsepipe.data.dataset.ShapeDataset` does, with label -1."""
+        """Returns a sample as in :class:`~sparsepipe.data.dataset.ShapeDataset`, with label -1."""
         if not isinstance(shape, str | os.PathLike):
             values = as_shape(shape)
             digest = hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest()
@@ -100,7 +100,7 @@ class Preprocessing:
             points = quantised_points(HeldArray(points_P3[None]), numbers[None], **of_shape)
         else:
             needed = settings.num_points or 1
-            rows_P = np.arange(max(len(values), needed)) % len(values)  # repeats too few points
+            rows_P = np.arange(max(len(values), needed)) % len(values)  # repeats points if too few
             points_1P3 = values[rows_P][None]
             points = PointSet(
                 points=HeldArray(points_1P3),

@@ -1,4 +1,4 @@
-"""Readers that make a shape's row of the cache: points of its surface or cloud, or surface voxels.
+"""Readers that compute what the cache holds of a shape: points of it, or voxels of its surface.
 
 Shapes: F faces, P points, Q points of a cloud, L lattice points, R voxels along each side.
 """
@@ -47,8 +47,8 @@ class ShapeSampler:
 
     Attributes:
         points: P, the number of points for each shape.
-        seed: seed of the sampling, together with the file's digest.
-        first: whether the first P points of a cloud are taken, with their box, instead of drawing.
+        seed: seed of the sampling, besides the file's digest.
+        first: whether a cloud's first P points, and their box, are used instead of P drawn points.
     """
 
     kind: ClassVar[str] = "points"
@@ -60,11 +60,11 @@ class ShapeSampler:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of a row: [P, 3]."""
+        """Shape of what is cached for a file: [P, 3]."""
         return (self.points, 3)
 
     def settings(self) -> dict[str, Any]:
-        """Returns what determines the rows besides the files."""
+        """Returns the settings and versions that, with a file's content, determine its points."""
         return {
             "reader": READER_VERSION,
             "algorithm": "area-weighted 2, clouds 3",
@@ -74,13 +74,13 @@ class ShapeSampler:
         }
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint16], FloatArray]:
-        """Returns quantised points [P, 3], and their frame followed by the file's point count."""
+        """Returns a file's quantised points [P, 3], and [frame, its point count (a mesh's: P)]."""
         return self.quantised(read_shape(path), digest)
 
     def quantised(
         self, values: NDArray[np.float64], digest: str
     ) -> tuple[NDArray[np.uint16], FloatArray]:
-        """Returns the same as ``__call__``, but for triangles [F, 3, 3] or points [Q, 3]."""
+        """Returns the same as ``__call__`` for a shape's triangles [F, 3, 3] or points [Q, 3]."""
         count = self.points if values.ndim == 3 else len(values)
         if values.ndim == 3:
             row_P3, frame = quantise(*self.sample(values, digest))
@@ -97,7 +97,7 @@ class ShapeSampler:
     def sample(
         self, triangles_F33: Triangles, digest: str
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Returns points [P, 3] sampled on triangles, and two opposite corners of their box."""
+        """Returns points [P, 3] sampled on triangles, and the two corners of the triangles' box."""
         rng = np.random.default_rng([self.seed, int(digest, 16)])
         points_P3 = sample_triangles(triangles_F33, self.points, rng)
         return points_P3, triangles_F33.min(axis=(0, 1)), triangles_F33.max(axis=(0, 1))
@@ -125,7 +125,7 @@ def sample_triangles(
 def quantise(
     points_P3: NDArray[np.float64], low_3: NDArray[np.float64], high_3: NDArray[np.float64]
 ) -> tuple[NDArray[np.uint16], FloatArray]:
-    """Returns points as steps from ``low_3`` to ``high_3``, and the frame (``FRAME_NUMBERS``)."""
+    """Returns points as steps 0 to ``QUANTA`` from ``low_3`` to ``high_3``, and the frame [10]."""
     size_3 = high_3 - low_3
     steps_P3 = (points_P3 - low_3) * (QUANTA / np.where(size_3 > 0, size_3, 1.0))
     middle_3 = (low_3 + high_3) / 2
@@ -138,7 +138,7 @@ def quantise(
 
 
 def quantised_points(points: StoredArray, meta_SK: FloatArray, **of_shapes: Any) -> PointSet:
-    """Returns the point set of S shapes from the rows and numbers of a :class:`ShapeSampler`."""
+    """Returns a point set from a ``ShapeSampler``'s points and numbers, and the other fields."""
     low_S3, high_S3 = meta_SK[:, 0:3], meta_SK[:, 3:6]
     return PointSet(
         points=points,
@@ -173,11 +173,11 @@ class SurfaceVoxels:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of a row: [ceil(R^3 / 8)], bytes of packed bits."""
+        """Shape of what is cached for a file: [ceil(R^3 / 8)], bytes of packed bits."""
         return (-(-(self.resolution**3) // 8),)
 
     def settings(self) -> dict[str, Any]:
-        """Returns what determines the rows besides the files."""
+        """Returns the settings and versions that, with a file's content, determine its voxels."""
         # Only the sphere depends on the sampled points, through their mean.
         sampler = self.sampler.settings() if self.span == "sphere" else None
         return {
@@ -189,17 +189,17 @@ class SurfaceVoxels:
         }
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint8], FloatArray]:
-        """Returns the packed occupancy [ceil(R^3 / 8)] of a mesh, and an empty array of numbers."""
+        """Returns a mesh's packed occupancy [ceil(R^3 / 8)], and an empty array, since K is 0."""
         values = read_shape(path)
         if values.ndim == 2:
             raise DataError(f"{path} is a cloud without a surface", remedy="replace it with a mesh")
         return self.packed(values, digest), np.empty(0, np.float32)
 
     def packed(self, triangles_F33: Triangles, digest: str) -> NDArray[np.uint8]:
-        """Returns the packed occupancy [ceil(R^3 / 8)] of triangles; ``digest`` is their file's."""
+        """Returns the packed occupancy [ceil(R^3 / 8)] of triangles; ``digest`` seeds points."""
         points_P3, low_3, high_3 = self.sampler.sample(triangles_F33, digest)
         _, frame = quantise(points_P3, low_3, high_3)
-        triangles_F33 = triangles_F33 - (low_3 + high_3) / 2  # like the frame
+        triangles_F33 = triangles_F33 - (low_3 + high_3) / 2  # as the frame is
         middle_3, half_3 = grid_box(
             frame[:3], frame[3:6], frame[6:9], float(frame[9]), span=self.span
         )
@@ -214,8 +214,7 @@ class SurfaceVoxels:
 def surface_lattice(triangles_F33: Triangles) -> Iterator[NDArray[np.float64]]:
     """Yields chunks of points [L, 3] on triangles, at most a quarter of a voxel (length 1) apart.
 
-    The rows of points are parallel to the shortest edge of each triangle, so that slivers get
-    no more points than necessary.
+    Lines of points follow a triangle's shortest edge, so that slivers get no more than they need.
     """
     lengths_F3 = np.linalg.norm(np.roll(triangles_F33, -1, axis=1) - triangles_F33, axis=2)
     shortest_F = lengths_F3.argmin(axis=1)

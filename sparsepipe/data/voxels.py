@@ -1,4 +1,4 @@
-"""Voxelisation: the position of the grid around a shape, sparse sites and dense occupancy.
+"""Voxelisation: the grid around a shape, the voxels that points occupy, and dense occupancy.
 
 Shapes: N points, M occupied voxels, R voxels along each side of the grid.
 
@@ -22,10 +22,10 @@ from sparsepipe.data.points import FloatArray
 Span = Literal["extent", "cube", "sphere"]
 
 _TABLE_VOXELS = 2**18
-"""Up to this many voxels, a table of flags is faster than sorting the keys."""
+"""Up to this many voxels, a table of flags is faster than sorting the points' voxel numbers."""
 
 _FLAT = 1e-6
-"""Along an axis shorter than this share of the longest, all points are put mid-grid."""
+"""Along an axis shorter than this share of the longest, all points lie in the grid's middle."""
 
 
 def grid_box(
@@ -33,7 +33,7 @@ def grid_box(
 ) -> tuple[FloatArray, FloatArray]:
     """Returns middle [3] and half widths [3] (never 0) of the grid around a shape.
 
-    The shape's bounding box is ``low_3`` to ``high_3``, its sphere ``center_3`` and ``radius``.
+    Its bounding box is from ``low_3`` to ``high_3``, its sphere has ``radius`` about ``center_3``.
     """
     if span == "sphere":
         return center_3, np.full(3, max(radius, np.finfo(np.float32).tiny), np.float32)

@@ -1,4 +1,4 @@
-"""Domains of data on several devices: exchange of codes, gradients of shared parameters."""
+"""Domains of data on several devices: their placement, and the exchange of codes for losses."""
 
 from sparsepipe.domains.exchange import OneGrid, OneLossRank, SharedLosses
 from sparsepipe.domains.placement import Placement, Roles, sent_numbers

@@ -1,4 +1,4 @@
-"""Ranks with different domains exchange codes, to compute the losses, and the codes' gradients.
+"""Ranks with different domains exchange codes (of encoders), for losses, and codes' gradients.
 
 The mean of a shared parameter's gradients over the ranks that have it is the gradient that a single
 process would compute; so is the mean of a private parameter's gradients over a domain's replicas.
@@ -37,15 +37,15 @@ _GRADIENTS = "sending gradients of codes back"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """This process among the ranks that share the domains; with grids, one rank of each.
+    """This process among the ranks of ``placement``; with grids, these are one process of each.
 
     Args:
         placement: which rank has which domains.
-        rank: this process's rank, or the number of its grid, in ``placement``.
+        rank: index of this process, or of its grid, in ``placement``.
         group: process group of all ranks; None: the default one.
-        encoders: process group of the ranks that have domains.
+        encoders: process group of the ranks that have domains; None: no others have any.
         replicas: process group of the ranks that have this rank's domain; None: no others have it.
-        whole: gathers the samples to reconstruct if they are cut over a grid.
+        whole: returns whole samples to reconstruct, given this process's part of a grid's.
     """
 
     placement: Placement
@@ -56,18 +56,18 @@ class Ranks:
     whole: Callable[[Tensor], Tensor] = lambda value: value
 
     def sizes(self, own: Mapping[str, int], *, device: torch.device) -> list[tuple[int, ...]]:
-        """Gathers every rank's number of samples of each domain, given ``own``, this rank's."""
+        """Gathers each rank's numbers of samples, in order of domains; ``own``: this rank's."""
         numbers = [own.get(name, 0) for name in self.placement.domains]
         what = "comparing numbers of samples"
         return gather_numbers(numbers, self.group, device=device, what=what)
 
     def by_domain(self, sizes: Sequence[Sequence[int]]) -> dict[str, int]:
-        """Returns the number of samples of each domain by name, given the result of ``sizes()``."""
+        """Returns all ranks' samples of each domain together, given the result of ``sizes()``."""
         totals = map(sum, zip(*sizes, strict=True))
         return dict(zip(self.placement.domains, totals, strict=True))
 
     def private_scaled(self, codes: Codes, ranks: int) -> Codes:
-        """Scales private codes' gradients by (replicas of this rank's domain) / ``ranks``."""
+        """Scales gradients of private codes by (number of this domain's replicas) / ``ranks``."""
         _, replicas = self.placement.replica(self.rank)
         return replace(codes, private_BC=_scaled(codes.private_BC, replicas / ranks))
 
@@ -91,9 +91,9 @@ class _OverGrids(OneGrid):
         return add_up(counts, self.ranks.group, what="adding up what ranks have counted")
 
     def add_up(self, value: Tensor, domain: str | None) -> Tensor:
-        """Returns the sum of ``value`` over the ranks with ``domain``, or, if None, any domain.
+        """Returns a norm's ``value``, summed over the ranks with ``domain`` (None: any domain).
 
-        For batch norms. In the backward pass, the ranks' gradients are added up.
+        In the backward pass, the ranks' gradients are summed as well.
         """
         placement, group = self.ranks.placement, self.ranks.replicas
         count = placement.encoders if domain is None else len(placement.ranks_of(domain))
@@ -114,8 +114,8 @@ class SharedLosses(_OverGrids):
         sizes = ranks.sizes(codes.sizes, device=rows.error_B.device)
         counts = [sum(each) for each in sizes]
         packed = torch.cat([rows.shared_BC, rows.private_BC, rows.error_B[:, None]], 1)
-        # All ranks compute the same losses of all rows: the sum of their gradients of this rank's
-        # rows is this rank's own gradient times the number of ranks.
+        # Every rank computes the losses of all samples, but backpropagates only to its own rows:
+        # scaled by the number of ranks, their gradients have the right mean over the ranks.
         gathered = _from_all(_scaled(packed, len(counts)), counts, ranks, what=_CODES)
         code = rows.shared_BC.shape[1]
         shared, private, error = gathered.split_with_sizes([code, code, 1], 1)
@@ -196,7 +196,7 @@ class OneLossRank(_OverGrids):
 
 
 def _scaled(value: Tensor, factor: float) -> Tensor:
-    """Returns ``value``, whose gradient is multiplied by ``factor``."""
+    """Returns ``value`` as it is, but multiplies its gradient by ``factor``."""
     if factor == 1 or not value.requires_grad:
         return value
     scaled = value.view_as(value)
@@ -205,7 +205,7 @@ def _scaled(value: Tensor, factor: float) -> Tensor:
 
 
 def _from_all(rows: Tensor, counts: Sequence[int], ranks: Ranks, *, what: str) -> Tensor:
-    """Gathers all ranks' rows, ``counts[rank]`` of each; only this rank's own get gradients."""
+    """Gathers a row for each sample, ``counts[rank]`` from each; only ``rows`` get gradients."""
     others = [rank for rank in range(len(counts)) if rank != ranks.rank]
     pending = start_messages(
         [(rank, rows.detach()) for rank in others],

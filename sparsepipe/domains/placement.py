@@ -14,7 +14,7 @@ Roles = Literal["equal", "separate"]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Assignment of domains to ranks (or grids of ranks), in the order of the domains.
+    """Assignment of domains to ranks (or grids of ranks), both in order.
 
     With at most as many ranks as domains, the domains are spread evenly over the ranks. With more,
     the ranks are spread evenly over the domains: a domain's replicas share its samples.
@@ -39,7 +39,7 @@ class Placement:
 
     @property
     def encoders(self) -> int:
-        """Number of ranks that have domains: the first ones."""
+        """Number of ranks that have domains; they come first."""
         return self.ranks - (self.roles == "separate")
 
     @property
@@ -62,7 +62,7 @@ class Placement:
         return tuple(rank for rank in range(self.encoders) if domain in self.domains_of(rank))
 
     def replica(self, rank: int) -> tuple[int, int]:
-        """Returns a rank's index among the replicas of its domain, and the number of these."""
+        """Returns a rank's index among its domain's replicas, and their number; (0, 1) if alone."""
         domains = self.domains_of(rank)
         ranks = self.ranks_of(domains[0]) if domains else (rank,)
         return ranks.index(rank), len(ranks)
@@ -81,7 +81,7 @@ def sent_numbers(
     Args:
         placement: which ranks have which domains.
         rank: the rank that sends.
-        samples: number of samples of each rank.
+        samples: number of samples of each rank; an entry, 0, also for one that only has the losses.
         code: number of values in a code.
         target: number of values in a sample to reconstruct.
     """

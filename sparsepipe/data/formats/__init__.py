@@ -22,7 +22,7 @@ from sparsepipe.data.formats.off import read_off
 from sparsepipe.errors import DataError
 
 _TEXT_BYTES, _SHAPE_BYTES = 1 << 28, 1 << 30
-"""Size limits of text with a point on each line, which takes more memory, and of other files."""
+"""Size limits of text files of points, which take more memory when read, and of other files."""
 _MAX_COORDINATE = 1e30
 """Largest accepted coordinate: products of a few coordinates do not overflow."""
 
@@ -59,7 +59,7 @@ READERS: dict[str, Callable[[Path], NDArray[Any]]] = {
     ".txt": read_text_points,
     ".xyz": read_text_points,
 }
-"""Function that reads files of each suffix (in lower case)."""
+"""The function that reads files of a suffix, by the suffix in lower case."""
 
 SHAPE_SUFFIXES = tuple(READERS)
 
@@ -67,15 +67,15 @@ SHAPE_SUFFIXES = tuple(READERS)
 def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
     """Returns triangles [F, 3, 3] of a mesh, or points [Q, 3] of a cloud, in the file's units.
 
-    Only coordinates are read: no normals, colours, materials or other files that it refers to.
+    Only coordinates are read: no normals, colours, materials or files that the file refers to.
 
     Args:
         path: a file with a suffix of :data:`READERS`. ``.npy`` holds an array [Q, 3 or more],
             ``.npz`` such an array as ``points`` or as its only one; text has a point on each line.
 
     Raises:
-        DataError: the file is missing, not regular, larger than 1 GiB (text: 256 MiB), of another
-            format, or holds neither a surface nor finite points.
+        DataError: the file is missing, not regular, larger than 1 GiB (text: 256 MiB) or of another
+            format, has no points or coordinates that are not finite, or its surface has no area.
     """
     path = Path(path)
     check_shape_file(path)
@@ -102,7 +102,7 @@ def check_shape_file(path: Path) -> None:
 
 
 def as_shape(shape: Any) -> NDArray[np.float64]:
-    """Returns triangles [F, 3, 3] of a mesh in memory, or points [Q, 3] of a cloud.
+    """Returns triangles [F, 3, 3] of a mesh in memory, or points [Q, 3] of a cloud, once checked.
 
     Args:
         shape: a trimesh mesh, scene or point cloud, or points [Q, 3] in numpy or torch.

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MOST_COLUMNS = 16
-"""Most columns of an array with three rows; a wider array is probably [3, points]."""
+"""Most columns of an array of three points; a wider array is probably [3, points]."""
 _HEADER_LINES = 20
-"""The first point must be in these first lines of a text; the PCD format's header has 11."""
+"""The first point must be within this many lines of a text; the PCD format's header has 11."""
 _COMMENT = re.compile(r"(#|//).*")
 _WORD = re.compile(r"\w+")
 
@@ -23,7 +23,7 @@ _WORD = re.compile(r"\w+")
 def read_array_points(path: Path) -> NDArray[Any]:
     """Returns points [Q, 3], the first three columns of the array in an ``.npy`` file.
 
-    In an ``.npz`` file, the array is ``points`` or the only one.
+    In an ``.npz`` file, that array is ``points`` or, without this name, the only one.
     """
     found = np.load(path, mmap_mode="r", allow_pickle=False)
     if isinstance(found, np.lib.npyio.NpzFile):

@@ -28,11 +28,11 @@ READER_VERSION = 1
 _HEADER = re.compile(r"(?:ST)?C?N?OFF", re.IGNORECASE)
 _COMMENT = re.compile(r"#[^\r\n]*")
 _DEGENERATE_SHARE = 1e-14
-"""Faces with a smaller area than this share of the squared extent are rounding errors."""
+"""Faces with a smaller area than this share of the squared extent are taken for rounding errors."""
 _MAX_COORDINATE = 1e30
 """Largest accepted coordinate: products of a few coordinates do not overflow."""
 _MAX_DECIMALS = 17
-"""Most digits of the largest coordinate, because vertices are compared as 64-bit integers."""
+"""Most decimal digits of the largest coordinate: vertices are compared as 64-bit integers."""
 _SIGNIFICANT_DIGITS = 8
 """Decimal digits, relative to the extent, kept in writing and compared in merging vertices."""
 
@@ -78,7 +78,7 @@ def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
 
 
 def _parsed(rows: list[list[str]]) -> trimesh.Trimesh:
-    """Builds a mesh from the words of each line; triangles of quadrilaterals come last."""
+    """Builds a mesh from the words of each line, the counts first; quads' triangles come last."""
     if not rows or len(rows[0]) < 2:
         raise ValueError("its header lacks the numbers of vertices and faces")
     num_vertices, num_faces = map(int, rows[0][:2])
@@ -114,7 +114,7 @@ def _parsed(rows: list[list[str]]) -> trimesh.Trimesh:
 
 
 def write_off(mesh: trimesh.Trimesh, path: Path) -> None:
-    """Writes ``mesh`` to an OFF file atomically, and creates its folder.
+    """Writes ``mesh`` to an OFF file atomically, and creates its folder if necessary.
 
     Coordinates keep 8 decimal digits relative to the mesh's extent.
     """

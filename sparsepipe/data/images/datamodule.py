@@ -66,8 +66,8 @@ class ImageDataModule(SplitDataModule):
     Args:
         root: directory of the data, if the source reads files.
         source: class (or partial) called with ``root``. A source has ``load(split, cache_dir)``,
-            which returns an :class:`ImageSet`, ``fingerprint()``, a digest of the images, and,
-            unless they are digits, the names of their ``classes``.
+            which returns an :class:`ImageSet`, ``fingerprint()``, a digest of the images, and
+            ``classes``, the names of their classes (without it: the digits 0 to 9).
         cache_dir: directory in which drawn or resized images are cached.
         shift: shift that turns the images into those of another domain, if any.
         batch_size: as in ``ShapeDataModule``, like the arguments after it.
@@ -96,7 +96,7 @@ class ImageDataModule(SplitDataModule):
 
     @property
     def in_channels(self) -> int:
-        """Number of channels of an image, after ``shift``."""
+        """C, the number of channels of an image, after ``shift``."""
         return len(self._dataset("train", np.zeros(1, np.int64))[0]["input"])
 
     def _load(self, split: Split) -> ImageSet:
@@ -109,7 +109,7 @@ class ImageDataModule(SplitDataModule):
 
 
 class ImageDataset(Dataset[dict[str, Any]]):
-    """Images ``indices_S`` of a split, accessed by (epoch, position); the epoch has no effect."""
+    """Images at ``indices_S`` of a split, read by (epoch, position there); the epoch is ignored."""
 
     def __init__(
         self, images: ImageSet, indices_S: IntArray, *, shift: ImageShift | None, split: Split
@@ -132,7 +132,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
 @dataclass(frozen=True, slots=True)
 class _ResizedImage:
-    """Reads an image upright and resized, as a row of the cache: uint8 [H, W] or [H, W, C]."""
+    """Reads an image for the cache, turned upright (as its EXIF data say) and resized."""
 
     kind: ClassVar[str] = "image_folders"
     dtype: ClassVar[str] = "|u1"
@@ -142,11 +142,11 @@ class _ResizedImage:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of a row: [H, W], or [H, W, C] with colours."""
+        """Shape of a cached image: [H, W], or [H, W, C] with colours."""
         return (*self.size, *((self.channels,) if self.channels > 1 else ()))
 
     def settings(self) -> dict[str, Any]:
-        """Returns what determines the rows besides the files."""
+        """Returns the settings that, with an image's file, determine its cached pixels."""
         return {"algorithm": "bilinear 1", "size": self.size, "channels": self.channels}
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
@@ -198,7 +198,7 @@ class ImageFolder:
         self.classes = self._listings["train"].classes
 
     def load(self, split: Split, cache_directory: Path) -> ImageSet:
-        """Returns the images of a split; raises a DataError for images that cannot be read."""
+        """Returns a split's images; raises a DataError if any of them cannot be read."""
         listing = self._listings[split]
         settings = CacheSettings(directory=cache_directory, strict=True)
         rows = open_rows(listing, self._reader, settings).rows

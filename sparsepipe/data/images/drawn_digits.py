@@ -1,6 +1,6 @@
 """Digits that are drawn as strokes of a pen.
 
-Shapes: S images of a split, B images drawn at once, L lines of a digit, P pixels of an image.
+Shapes: S images of a split, B images drawn at once, L straight lines of a digit, P pixels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Floats = NDArray[np.float32]
 Point = tuple[float, float]
 
 _MAX_LINES = 24
-"""Number of lines stored for every digit; digits with fewer repeat their last line."""
+"""Number of lines stored for every digit, whose last line is repeated if it has fewer."""
 _FADE = 1.0
 """Width in pixels of the blurred edge of a stroke."""
 
@@ -59,14 +59,14 @@ _STROKES: Sequence[Sequence[Sequence[Point]]] = (
     [_arc((0, 0.45), (0.45, 0.45), -90, 270, 11), _arc((0, -0.45), (0.55, 0.45), 90, 450, 11)],
     [[*_arc((0, 0.4), (0.5, 0.5), -30, 330, 16), (0.35, -0.9)]],
 )  # fmt: skip
-"""Strokes of the digits 0 to 9 in the square [-1, 1]^2."""
+"""Strokes of the digits 0 to 9, as points of a path each, in the square [-1, 1]^2."""
 
 
 _LINES = [[pair for stroke in strokes for pair in pairwise(stroke)] for strokes in _STROKES]
 LINES_DL22 = np.array(
     [lines + lines[-1:] * (_MAX_LINES - len(lines)) for lines in _LINES], dtype=np.float32
 )
-"""Lines of each digit D, from (x, y) to (x, y)."""
+"""Both ends (x, y) of the L lines of each digit D."""
 
 
 def draw(labels_B: NDArray[np.int64], rng: np.random.Generator, *, side: int) -> NDArray[np.uint8]:
@@ -104,7 +104,7 @@ def draw(labels_B: NDArray[np.int64], rng: np.random.Generator, *, side: int) ->
 
 
 def _distances(lines_BL22: Floats, side: int) -> Floats:
-    """Returns the distance [B, P], in pixels, from each pixel's centre to the nearest line."""
+    """Returns each pixel centre's distance [B, P], in pixels, to the nearest line of its digit."""
     middles = np.arange(side, dtype=np.float32) + 0.5
     x_P, y_P = (grid.ravel() for grid in np.meshgrid(middles, middles))
     nearest_BP = np.full((len(lines_BL22), side * side), np.inf, np.float32)
@@ -141,7 +141,7 @@ class DrawnDigits:
 
     Args:
         root: ignored, because nothing is read.
-        train_images: number of training images; the default is that of Zhang and Sun.
+        train_images: number of training images; by default as many as Zhang and Sun use.
         test_images: number of test images.
         seed: seed of all images.
     """
@@ -169,7 +169,7 @@ class DrawnDigits:
             images = np.empty((len(labels_S), SIDE, SIDE), np.uint8)
             for first in range(0, len(labels_S), _BLOCK_IMAGES):
                 block_seed = [self._seed, SPLITS.index(split), first // _BLOCK_IMAGES]
-                # A whole block, since the images of a part would depend on its length.
+                # A whole block is drawn, since a part's images would depend on its length.
                 labels_B = np.arange(first, first + _BLOCK_IMAGES) % len(DIGITS)
                 block = images[first : first + _BLOCK_IMAGES]
                 drawn = draw(labels_B, np.random.default_rng(block_seed), side=SIDE)

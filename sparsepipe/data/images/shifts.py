@@ -1,4 +1,4 @@
-"""Shifts, which turn images into those of another domain, the same whenever an image is read.
+"""Shifts, which turn images into those of another domain; an image's is the same at each access.
 
 Shapes: H x W pixels, C channels.
 """
@@ -45,7 +45,7 @@ class ImageShift:
     seed: Seed = 0
 
     def __call__(self, image: Image, *, split: int, index: int) -> Image:
-        """Shifts an image [any, H, W], at ``index`` in a split; returns [C, H, W] in [0, 1]."""
+        """Returns image ``index`` of split 0 (train) or 1 (test), shifted: [C, H, W] in [0, 1]."""
         rng = np.random.default_rng([self.seed, split, index])
         image_CHW = image
         if len(image) != self.channels:
@@ -71,7 +71,7 @@ def _slanted(image: Image, rng: Generator) -> Image:
 
 
 def _low_resolution(image: Image, rng: Generator) -> Image:
-    """Replaces each block of 4 x 4 pixels with its mean."""
+    """Replaces each block of 4 x 4 pixels with its mean; one or two last lines may become 0."""
     means = ndimage.uniform_filter(image, (0, 4, 4))
     coarse = means[:, 2::4, 2::4]
     fine = coarse.repeat(4, axis=1).repeat(4, axis=2)
@@ -82,7 +82,7 @@ def _low_resolution(image: Image, rng: Generator) -> Image:
 
 
 def _blended(image: Image, rng: Generator) -> Image:
-    """Returns the absolute difference from a texture, which is a photograph in MNIST-M.
+    """Returns the absolute difference from a drawn texture; MNIST-M takes photographs instead.
 
     The texture [C, H, W] in [0, 1] mixes two colours, by smoothed noise and a wave.
     """
@@ -101,7 +101,7 @@ def _blended(image: Image, rng: Generator) -> Image:
 
 
 def _coloured(image: Image, rng: Generator) -> Image:
-    """Paints the image in one colour on another, at least a third brighter or darker."""
+    """Paints the image in one colour on another; their brightness differs by at least a third."""
     channels = image.shape[0]
     while True:
         paper, ink = (rng.uniform(0, 1, (channels, 1, 1)) for _ in range(2))

@@ -29,7 +29,7 @@ from sparsepipe.data.shapes.solids import (
 def four_legs(
     rng: np.random.Generator, half_x: float, half_y: float, height: float, *, rungs: float = 0.35
 ) -> list[Part]:
-    """Four legs, round or square, upright or splayed; with probability ``rungs``, with rungs."""
+    """Four legs, round or square, upright or splayed; ``rungs``: chance that rungs tie them."""
     radius = between(rng, 0.02, 0.045)
     splay = between(rng, 0, 0.15) if chance(rng, 0.5) else 0.0
     square = splay == 0 and chance(rng, 0.5)
@@ -81,7 +81,7 @@ def stool(rng: np.random.Generator) -> list[Part]:
 
 
 def chair(rng: np.random.Generator) -> list[Part]:
-    """A seat with a back."""
+    """A seat with a back, but without arms."""
     half_x, half_y, top, parts = _seat(rng)
     return parts + _back(rng, half_x, -half_y, top, between(rng, 0.3, 0.6))
 
@@ -131,7 +131,7 @@ def _seat(rng: np.random.Generator) -> tuple[float, float, float, list[Part]]:
 def _back(
     rng: np.random.Generator, half_x: float, y: float, low: float, height: float
 ) -> list[Part]:
-    """A back of a given height at depth ``y``, on a seat whose top is at height ``low``."""
+    """A back of a given height at position ``y``, on a seat whose top is at height ``low``."""
     high = low + height
     style = ("panel", "shield", "ladder", "bars")[count(rng, 0, 3)]
     if style == "panel":
@@ -159,7 +159,7 @@ def _back(
 
 
 def bookshelf(rng: np.random.Generator) -> list[Part]:
-    """An open case: shelves, perhaps a divider, a back and books."""
+    """A case open in front, with shelves, and sometimes with a divider, a back or books."""
     half_x, depth, height, base, parts = _carcass(rng)
     levels = np.linspace(base, height, count(rng, 3, 6) + 1)
     thick = between(rng, 0.02, 0.035)
@@ -179,7 +179,7 @@ def bookshelf(rng: np.random.Generator) -> list[Part]:
 
 
 def cabinet(rng: np.random.Generator) -> list[Part]:
-    """A case closed by doors with handles; behind them a shelf, a rail or nothing."""
+    """A case closed by doors with handles; behind the doors is a shelf, a rail or nothing."""
     half_x, depth, height, base, parts = _carcass(rng)
     doors = 1 if half_x < 0.35 else count(rng, 2, 3)
     edges, proud = np.linspace(-half_x, half_x, doors + 1), between(rng, 0.02, 0.04)
@@ -242,7 +242,7 @@ def drawers(
     *,
     columns: int,
 ) -> list[Part]:
-    """Drawers that fill these ranges of a case, with fronts that stand out of it."""
+    """Two to four rows of drawers that fill these ranges of a case; fronts stand out towards +y."""
     rows, proud, bar = count(rng, 2, 4), between(rng, 0.02, 0.05), chance(rng, 0.5)
     xs, zs = np.linspace(*x_range, columns + 1), np.linspace(*z_range, rows + 1)
     back, plane = y_range
@@ -261,7 +261,7 @@ def drawers(
 
 
 def table(rng: np.random.Generator) -> list[Part]:
-    """A top on four legs, a pedestal or trestles, and nothing in between."""
+    """A top on four legs, on a pedestal or on trestles; the space below it is otherwise empty."""
     half_x, half_y, height = _proportions(rng)
     thick, round_top = between(rng, 0.025, 0.05), chance(rng, 0.2)
     power = 2.0 if round_top else between(rng, 8, 14)
@@ -293,7 +293,7 @@ def table(rng: np.random.Generator) -> list[Part]:
 
 
 def desk(rng: np.random.Generator) -> list[Part]:
-    """A table with a block of drawers on one side or both, perhaps a panel at the back."""
+    """A table with a block of drawers on one side or both, and sometimes a panel at the back."""
     half_x, half_y, height = _proportions(rng)
     thick = between(rng, 0.025, 0.05)
     parts = [box((-half_x, -half_y, height), (half_x, half_y, height + thick))]
@@ -312,7 +312,7 @@ def desk(rng: np.random.Generator) -> list[Part]:
 
 
 def trolley(rng: np.random.Generator) -> list[Part]:
-    """A table with one or two shelves between the legs, perhaps a handle; on wheels."""
+    """A table on wheels with one or two shelves between the legs, and sometimes a handle."""
     half_x, half_y, height = _proportions(rng)
     thick = between(rng, 0.025, 0.05)
     parts = [box((-half_x, -half_y, height), (half_x, half_y, height + thick))]
@@ -344,7 +344,7 @@ def _proportions(rng: np.random.Generator) -> tuple[float, float, float]:
 
 
 def lamp(rng: np.random.Generator) -> list[Part]:
-    """A foot, a pole and a shade: on the floor, on a table, or at the end of an arm."""
+    """A foot, a pole of 0.5 (table) to 1.5 (floor), and a shade, sometimes at the end of an arm."""
     height, shade = between(rng, 0.5, 1.5), between(rng, 0.14, 0.3)
     parts = [disc(between(rng, 0.1, 0.22), 0, between(rng, 0.02, 0.07))]
     reach = between(rng, 0.2, 0.5) if chance(rng, 0.35) else 0.0

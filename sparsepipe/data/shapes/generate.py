@@ -1,4 +1,4 @@
-"""Generation of the embedded data set as OFF files in ModelNet's layout.
+"""Generation of the built-in data set of shapes, as OFF files in ModelNet's layout.
 
 A shape depends only on (seed, class, split, number), not on other classes, the counts or the
 processes. A set can therefore be generated in part, interrupted, repaired by deleting files, or
@@ -58,7 +58,7 @@ SHAPE_CLASSES: tuple[str, ...] = tuple(BUILDERS)
 
 
 def make_shape(class_name: str, rng: np.random.Generator) -> trimesh.Trimesh:
-    """Models an object of a class, randomly turned about z, which points up, and scaled."""
+    """Models an object of a class, randomly stretched, scaled and turned about z, which is up."""
     mesh = join(BUILDERS[class_name](rng))
     angle, scale = between(rng, 0, 2 * np.pi), np.exp(between(rng, -1, 1))
     # Proportions vary in addition to the builder's own variation.
@@ -93,7 +93,7 @@ def generate_shapes(
     Only missing files are generated, each of them atomically, so that the next call continues
     where an interrupted one stopped. A folder has one set of settings, recorded in ``shapes.json``.
 
-    Arguments are as for ``GeneratedShapes``; ``workers`` is the number of processes.
+    Arguments are as for ``GeneratedShapes``; ``workers`` is the largest number of processes.
     """
     settings = shapes_settings(classes, train_per_class, test_per_class, seed)
     root = Path(root)

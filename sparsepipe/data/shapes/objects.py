@@ -31,25 +31,25 @@ Profile: TypeAlias = list[tuple[float, float]]
 
 
 def vase(rng: np.random.Generator) -> list[Part]:
-    """A body without handles."""
+    """A vessel without handles."""
     return _vessel(rng, _body(rng))
 
 
 def mug(rng: np.random.Generator) -> list[Part]:
-    """A body with one handle."""
+    """A vessel with one handle."""
     profile = _body(rng)
     return [*_vessel(rng, profile), _handle(rng, profile)]
 
 
 def urn(rng: np.random.Generator) -> list[Part]:
-    """A body with two handles."""
+    """A vessel with two handles."""
     profile = _body(rng)
     handle = _handle(rng, profile)
     return [*_vessel(rng, profile), handle, turned(handle, np.pi)]
 
 
 def jug(rng: np.random.Generator) -> list[Part]:
-    """A body with one handle and, opposite, a spout."""
+    """A vessel with one handle and, opposite it, a spout."""
     profile = _body(rng)
     parts = [*_vessel(rng, profile), _handle(rng, profile)]
     # The spout leaves the body on the side of negative x and rises.
@@ -64,7 +64,7 @@ def jug(rng: np.random.Generator) -> list[Part]:
 
 
 def _body(rng: np.random.Generator) -> Profile:
-    """A profile from foot to rim: of a cylinder, a cone, a belly, a waist or a tulip."""
+    """Draws a vessel's outer profile: a cylinder, a cone, a belly, a waist or a tulip."""
     height = between(rng, 0.5, 1.2)
     foot_middle_neck_rim = (
         (0.4, 0.4, 0.4, 0.4),
@@ -81,7 +81,7 @@ def _body(rng: np.random.Generator) -> Profile:
 
 
 def _vessel(rng: np.random.Generator, profile: Profile) -> list[Part]:
-    """A body with an inner wall; sometimes under a lid, sometimes on a saucer or a tray."""
+    """A vessel with this outer profile and an inner wall; sometimes with a lid, saucer or tray."""
     wall = between(rng, 0.02, 0.05)
     inside = [(max(r - wall, wall / 2), max(z, wall)) for r, z in reversed(profile)]
     parts = [lathe([(0.0, 0.0), *profile, *inside, (0.0, wall)])]
@@ -106,7 +106,7 @@ def _radius_at(profile: Profile, height: float) -> float:
 
 
 def _handle(rng: np.random.Generator, profile: Profile) -> Part:
-    """A curved handle that joins a low and a high point of the body, on its +x side."""
+    """A curved handle that joins a low and a high point of the vessel, on its +x side."""
     height = profile[-1][1]
     low, high = between(rng, 0.15, 0.35) * height, between(rng, 0.7, 0.92) * height
     start, stop = _radius_at(profile, low), _radius_at(profile, high)
@@ -119,7 +119,7 @@ def _handle(rng: np.random.Generator, profile: Profile) -> Part:
 
 
 def gear(rng: np.random.Generator) -> list[Part]:
-    """A rim with teeth."""
+    """A wheel with teeth around its rim."""
     thick, root = between(rng, 0.15, 0.5), between(rng, 0.64, 0.76)
     parts = _web(rng, root, thick)
     teeth = count(rng, 7, 11)
@@ -132,7 +132,7 @@ def gear(rng: np.random.Generator) -> list[Part]:
 
 
 def pulley(rng: np.random.Generator) -> list[Part]:
-    """A rim with one or two deep grooves for belts."""
+    """A wheel with one or two deep grooves for belts in its rim."""
     thick, grooves = between(rng, 0.25, 0.5), count(rng, 1, 2)
     bottom = between(rng, 0.64, 0.76)
     parts = _web(rng, bottom, thick)
@@ -146,7 +146,7 @@ def pulley(rng: np.random.Generator) -> list[Part]:
 
 
 def wheel(rng: np.random.Generator) -> list[Part]:
-    """A rim in a round tyre."""
+    """A wheel with a round tyre on its rim."""
     thick, bulge = between(rng, 0.2, 0.5), between(rng, 0.14, 0.26)
     parts = _web(rng, 1 - bulge, thick)
     angle = np.linspace(-np.pi / 2, np.pi / 2, 8)

@@ -110,7 +110,7 @@ def skin(rings_SP3: Sequence[Array] | Array) -> Part:
 
 
 def loft(outlines_SP2: Sequence[Array], heights_S: Sequence[float]) -> Part:
-    """The skin through outlines at given heights; both end outlines must be star-shaped."""
+    """The skin through outlines at given heights; the first and the last must be star-shaped."""
     num_points = len(outlines_SP2[0])
     rings = [
         np.column_stack([outline_P2, np.full(num_points, height)])
@@ -141,7 +141,7 @@ def circle_angles(num_points: int) -> Array:
 
 
 def around(number: int, *, start: float = 0.0) -> list[tuple[float, float]]:
-    """(cosine, sine) of ``number`` directions evenly spaced around the z axis."""
+    """(cosine, sine) of ``number`` evenly spaced angles about z, the first of ``start`` radians."""
     angles = circle_angles(number) + start
     return list(zip(np.cos(angles).tolist(), np.sin(angles).tolist(), strict=True))
 
@@ -204,7 +204,7 @@ def count(rng: np.random.Generator, low: int, high: int) -> int:
 def things(
     rng: np.random.Generator, half_x: float, half_y: float, low: float, *, most: int = 3
 ) -> list[Part]:
-    """Up to ``most`` boxes, cans and balls on a surface of these half widths at height ``low``."""
+    """Zero to ``most`` boxes, cans or balls on a surface of these half widths at height ``low``."""
     parts = []
     for _ in range(count(rng, 0, most)):
         radius, height = between(rng, 0.08, 0.35) * half_y, between(rng, 0.05, 0.6)

@@ -32,8 +32,8 @@ _DOMAIN_SUFFIXES = (".npy", ".xyz", ".glb", ".obj", ".off", ".stl", ".ply")
 class PointSource(Protocol):
     """Source of the point clouds of both splits.
 
-    A source may also have ``takes_cached_points = True`` if every shape has
-    ``CacheSettings.points`` points, so that ``num_points`` is checked before a cache is built,
+    A source may also have ``takes_cached_points = True`` if it stores ``CacheSettings.points``
+    points of every shape, so that ``num_points`` is checked before a cache is built,
     ``takes_first_points = True`` if these are the first points of a file instead of drawn ones, and
     ``load_surface`` (see ``OffTree``) if the source has meshes.
     """
@@ -42,7 +42,7 @@ class PointSource(Protocol):
         """Returns the point clouds of a split, after building the cache if necessary.
 
         Raises:
-            DataError: the root is missing, has another layout or holds no usable shape.
+            DataError: the root has another layout, or no usable shape (train: of some class).
         """
         ...
 
@@ -105,7 +105,7 @@ class ListedShapes:
 
 
 def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> CachedRows:
-    """Returns the rows of a listing's files, after building the cache if necessary.
+    """Returns what ``reader`` made of a listing's files, after building the cache if necessary.
 
     The call that builds the cache warns of corrupt files by name; later calls only log their
     number. With ``cache.strict``, corrupt files raise a DataError.
@@ -142,7 +142,7 @@ class ClassFolder(ListedShapes):
             that of a csv file with the columns ``file``, relative to ``root``, and ``split``,
             ``train`` or ``test``; files that it does not list are left out. None: the folders
             ``train`` and ``test``, or the share 0.2 without such folders.
-        seed: seed of that draw; not the run's seed, so that all runs have the same test shapes.
+        seed: seed of that draw, apart from the run's seed: all runs have the same test shapes.
     """
 
     def __init__(
@@ -159,11 +159,11 @@ class ClassFolder(ListedShapes):
 
 
 def shape_folder(root: Path | str | None, *, test_share: float = 0.2) -> PointSource:
-    """Returns the source of a folder that has ``train.npz`` and ``test.npz``, or a file per shape.
+    """Returns the source of a folder: an ``NpzBundle`` if it has ``train.npz``, else its files.
 
     Args:
         root: the folder, with or without class folders.
-        test_share: share of each class for testing, unless folders train and test divide the files.
+        test_share: share of each class for testing, without files or folders train and test.
     """
     suffixes = ", ".join(_DOMAIN_SUFFIXES)
     path = require_root(root, what="a folder of meshes or clouds", where_from=f"files: {suffixes}")

@@ -79,7 +79,7 @@ class OffTree(ListedShapes):
     ) -> MappedArray:
         """Returns packed bits [files, ceil(R^3 / 8)]: the voxels that each mesh's surface crosses.
 
-        ``PointSet.rows_S`` of the split has the row of each shape.
+        ``rows_S`` of the split's ``PointSet`` has the index of each shape among these files.
         """
         reader = SurfaceVoxels(ShapeSampler(cache.points, cache.seed), resolution, span)
         cached = open_rows(self.listing(split), reader, cache)
@@ -150,7 +150,7 @@ class GeneratedShapes(OffTree):
 
 
 class NormalResampled(ListedShapes):
-    """Source: text files of ``modelnet40_normal_resampled``, whose first points are taken.
+    """Source: text files of ``modelnet40_normal_resampled``, of which the first points are taken.
 
     ``<class>/<class>_0001.txt`` has lines ``x,y,z,nx,ny,nz``, of which only x, y and z are used;
     ``modelnet40_shape_names.txt`` lists the classes, ``modelnet40_train.txt`` and
@@ -169,7 +169,7 @@ class NormalResampled(ListedShapes):
         self._prefix = f"modelnet{subset}"
 
     def fingerprint(self, cache: CacheSettings) -> str:
-        """Returns a hex digest of the list of classes and of the files."""
+        """Returns a hex digest of the list of classes, and of the files' names and contents."""
         return digest_values([self._lines("shape_names"), *self._digests(cache)])
 
     def listing(self, split: Split) -> Listing:

@@ -1,8 +1,8 @@
 """Point clouds in two npz files, ``train.npz`` and ``test.npz``.
 
-Each has ``points`` [S, P, 3] (floats, or integers with a factor ``scale`` to coordinates),
-``labels`` [S], ``classes`` (names) and optionally ``names`` [S] and ``offset`` [3] or [S, 3], which
-is added to coordinates in double precision, as in LAS files.
+Each has ``points`` [S, P, 3] (floats or integers), ``labels`` [S], ``classes`` (their names) and
+optionally ``names`` [S], ``scale``, a factor of ``points``, and ``offset`` [3] or [S, 3], which is
+added to the product in double precision, as in LAS files.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class NpzBundle:
 
     Args:
         root: directory with the two files.
-        needs_labels: whether files without ``labels`` and ``classes`` are refused; if not, the
-            shapes in such files have no labels.
+        needs_labels: whether files without ``labels`` and ``classes`` raise a DataError; if not,
+            the shapes in such files have no labels.
     """
 
     def __init__(self, root: Path | str | None, *, needs_labels: bool = True) -> None:
@@ -48,7 +48,7 @@ class NpzBundle:
         self.root = require_root(root, what="an npz bundle of point clouds", where_from=_WHERE_FROM)
         for split in SPLITS:
             with _explained(path := self.root / f"{split}.npz"), zipfile.ZipFile(path):
-                pass  # fails here, before all of it is read for its fingerprint
+                pass  # a broken archive fails here, before all of it is read for its fingerprint
 
     def load(self, split: Split, cache: CacheSettings) -> PointSet:
         """Returns the clouds of a split; see ``PointSource.load``."""

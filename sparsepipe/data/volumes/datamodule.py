@@ -29,9 +29,9 @@ VolumePart: TypeAlias = tuple[slice, ...]
 class VolumeDataModule(SplitDataModule):
     """Data module of signals, images or volumes, for training, validation and test.
 
-    A batch is ``dict(input=Tensor [B, C, *sizes], label=[B] or [B, *sizes], index=[B])``; ``index``
-    is the sample's position in its split. The loaders read from a ``VolumeDataset``, which can be
-    limited to a rank's part of each sample.
+    A batch is ``dict(input=Tensor [B, C, *sizes], label=[B] or (of voxels) [B, *sizes],
+    index=[B])``; ``index`` is that of the sample in its split. The loaders read from a
+    ``VolumeDataset``, which can be limited to a rank's part of each sample.
 
     Args:
         root: folder or csv file of the data, if the source reads files.
@@ -46,7 +46,7 @@ class VolumeDataModule(SplitDataModule):
         batch_size: as in ``ShapeDataModule``, like ``num_workers`` and ``seed``.
         val_share: share of the samples of every class (or of all samples, if only voxels have
             labels) kept for validation.
-        lock_wait_s: seconds to wait for another process that writes the same samples.
+        lock_wait_s: seconds to wait for another process that writes the same samples to the cache.
     """
 
     @checked
@@ -82,7 +82,7 @@ class VolumeDataModule(SplitDataModule):
 
     @property
     def in_channels(self) -> int:
-        """Number of channels of a sample."""
+        """Number of channels of a sample's input."""
         nothing = (slice(0, 0),) * len(self.sample_sizes)
         return len(self.samples("train").read_input(0, nothing))
 
@@ -94,7 +94,7 @@ class VolumeDataModule(SplitDataModule):
 
 
 class VolumeDataset(Dataset[dict[str, Any]]):
-    """Samples ``indices_S`` of a split, accessed by (epoch, position); the epoch has no effect."""
+    """Samples ``indices_S`` of a split, read by (epoch, position in these); ignores the epoch."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class VolumeDataset(Dataset[dict[str, Any]]):
     def read_part(self, slices: Sequence[slice]) -> None:
         """Limits reading of inputs and voxel labels to a slice of each spatial dimension.
 
-        Must be called before a loader's iterator is created, when workers copy the data set.
+        Must be called before a loader creates its iterator, because that copies it to the workers.
         """
         part = list[slice]()
         for each, size in zip(slices, self.sample_sizes, strict=True):
@@ -125,7 +125,7 @@ class VolumeDataset(Dataset[dict[str, Any]]):
         return len(self.indices_S)
 
     def __getitem__(self, access: Access | int) -> dict[str, Any]:
-        """Returns ``input`` float32 [C, *part], ``label`` int64 [] or [*part], and ``index``."""
+        """Returns ``index``, ``input`` float32 [C, *part], ``label`` int64, [] or [*part]."""
         position = access[1] if isinstance(access, tuple) else access
         index = int(self.indices_S[position])
         if self.labels == "voxel":

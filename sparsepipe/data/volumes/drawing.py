@@ -40,10 +40,10 @@ class DrawnObject:
 
     Attributes:
         texture: index in ``TEXTURES``.
-        center_D: position of its middle, in voxels.
+        center_D: position of its middle in the sample, in voxels.
         frame_DD: maps offsets from the middle to a frame in which the object is a unit ball.
         order: order of the norm that defines this ball.
-        reach_D: largest distance of its voxels from the middle along each axis, in voxels.
+        reach_D: on each axis, a bound on the distance of its voxels from the middle, in voxels.
         waves_2D: two unit vectors, the directions of the texture's waves; orthogonal unless D is 1.
         stretch: factor of the texture's wavelengths.
     """
@@ -60,7 +60,7 @@ class DrawnObject:
 def draw_objects(
     label: int, sizes: Sequence[int], rng: np.random.Generator
 ) -> tuple[DrawnObject, ...]:
-    """Draws a sample's objects from back to front; the last is the largest, with ``label``."""
+    """Draws a sample's objects from back to front; the last, the largest, has texture ``label``."""
     others = [texture for texture in range(len(TEXTURES)) if texture != label]
     small = [
         _draw_object(int(texture), sizes, rng, radius=(0.12, 0.2), middle=(0.1, 0.9))
@@ -109,7 +109,7 @@ def _rotation(dimensions: int, rng: np.random.Generator) -> ExactArray:
 def draw_labels(
     objects: Sequence[DrawnObject], sizes: Sequence[int], rows: slice
 ) -> NDArray[np.uint8]:
-    """Returns voxel labels of a piece: 0 outside objects, else 1 + texture of the front object."""
+    """Returns voxel labels of the piece ``rows``: 0 outside objects, else 1 + the front texture."""
     labels = np.zeros((rows.stop - rows.start, *sizes[1:]), np.uint8)
     for each in objects:
         inner, apart = _box(each, sizes, rows)
@@ -123,11 +123,11 @@ def paint_channel(
     rng: np.random.Generator,
     pieces: Sequence[slice],
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yields the bytes of one channel of a sample, an array [rows, *sizes[1:]] for each piece."""
+    """Yields the stored bytes of one channel of a sample: for each piece, [rows, *sizes[1:]]."""
     count = len(objects)
     contrasts, brightness = rng.uniform(0.7, 1.3, count), rng.uniform(-0.5, 0.5, count)
     phases_N2 = rng.uniform(0, 2 * np.pi, (count, 2))
-    # One wave of light over about the whole sample.
+    # A wave of brightness, about as long as the sample.
     light_D = _rotation(len(sizes), rng)[0] / (1.5 * np.asarray(sizes, np.float64))
     light_phase, light = rng.uniform(0, 2 * np.pi), rng.uniform(0.2, 0.6)
     for rows in pieces:
@@ -155,7 +155,7 @@ def _box(
 ) -> tuple[tuple[slice, ...], tuple[ExactArray, ...]]:
     """Returns the box of a piece that an object may reach: its slices, and its voxels' positions.
 
-    The positions along each dimension are relative to the object's middle.
+    Slices are relative to the piece, positions along each dimension to the object's middle.
     """
     firsts = np.ceil(each.center_D - each.reach_D).astype(int)
     ends = np.floor(each.center_D + each.reach_D).astype(int) + 1
@@ -171,7 +171,7 @@ def _box(
 
 
 def _covered(each: DrawnObject, apart: tuple[ExactArray, ...]) -> NDArray[np.bool_]:
-    """Whether each voxel of a box, at positions ``apart``, belongs to the object."""
+    """Whether each voxel of the box with positions ``apart`` belongs to the object."""
     combine: Callable[..., Any] = np.maximum if each.order == math.inf else np.add
     total: FloatArray | None = None
     for row_D in each.frame_DD:
@@ -211,7 +211,7 @@ def _linear_form(
 ) -> FloatArray:
     """Returns ``start + sum(factor * place)``, summed over dimensions, at each voxel of a box.
 
-    ``places``: positions along each dimension; ``turning``: terms are taken modulo 2 pi.
+    ``places``: the box's positions along each dimension; ``turning``: takes terms modulo 2 pi.
     """
     total: FloatArray = np.full((1,) * len(places), start, np.float32)
     for axis, place in enumerate(places):

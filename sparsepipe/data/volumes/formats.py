@@ -25,7 +25,7 @@ _ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
 
 
 def suffix_of(path: Path) -> str:
-    """Returns which of ``SUFFIXES`` a volume has; ``.zarr`` also for an array in a zarr group."""
+    """Returns which of ``SUFFIXES`` a volume has; a zarr directory has ``.zarr`` in any case."""
     found = [suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)]
     if found:
         return max(found, key=len)
@@ -39,7 +39,7 @@ def suffix_of(path: Path) -> str:
 
 @contextmanager
 def open_volume(path: Path) -> Iterator[Any]:
-    """Yields an array whose slices are read from the file; not for the formats ``CONVERTED``."""
+    """Yields an array whose slices are read from the file; its format is not in ``CONVERTED``."""
     with _explained(path):
         match suffix_of(path):
             case ".npy":
@@ -62,7 +62,7 @@ def open_volume(path: Path) -> Iterator[Any]:
 
 
 def decompress(path: Path, target: Path) -> None:
-    """Writes a volume of one of the formats ``CONVERTED`` to a ``.npy`` file.
+    """Writes a volume with a suffix of ``CONVERTED`` to the ``.npy`` file ``target``.
 
     Raises:
         DataError: the file is missing or broken, or the package that reads it is missing.

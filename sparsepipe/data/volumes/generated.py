@@ -39,7 +39,7 @@ class MappedSamples:
     """Samples of a split in two memory-mapped files.
 
     ``inputs`` is uint8 [S, C, *sizes], ``labels`` (of voxels) uint8 [S, *sizes], and ``labels_S``
-    (of samples) int64 [S].
+    (of whole samples) int64 [S].
     """
 
     inputs: MappedArray
@@ -47,7 +47,7 @@ class MappedSamples:
     labels_S: IntArray
 
     def read_input(self, index: int, part: VolumePart) -> FloatArray:
-        """Returns a part of an input, float32 [C, *part]."""
+        """Returns a part of an input's values, decoded from bytes, float32 [C, *part]."""
         values: FloatArray = self.inputs.array[index][(slice(None), *part)].astype(np.float32)
         values -= np.float32(MIDDLE)
         values *= np.float32(STEP)
@@ -72,7 +72,7 @@ class GeneratedVolumes:
         labels: whether ``classes`` name labels of samples or of voxels.
         cache: settings of the cache that keeps the samples.
         sizes: spatial sizes in voxels: one for signals, two for images, three for volumes.
-        channels: channels of an input; all show the same objects, each in its own light.
+        channels: number of channels; all show the same objects, in different light.
         train_samples: number of training samples.
         test_samples: number of test samples.
         seed: seed of all samples.
@@ -111,7 +111,7 @@ class GeneratedVolumes:
         folder = self._cache.directory / "volumes" / f"{split}_{digest}"
         inputs, labels = MappedArray(folder / "inputs.npy"), MappedArray(folder / "labels.npy")
         labels_S = np.arange(count, dtype=np.int64) % len(TEXTURES)
-        # The file of inputs appears last.
+        # Of the two files, that of the inputs appears last.
         build = partial(self._write_samples, split, labels_S, inputs.path, labels.path)
         build_once(inputs.path, build, wait_s=self._cache.lock_wait_s)
         return MappedSamples(inputs, labels, labels_S)

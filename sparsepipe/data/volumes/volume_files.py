@@ -66,7 +66,7 @@ class FileSamples:
     files: tuple[str, ...] = ()
 
     def read_input(self, index: int, part: VolumePart) -> FloatArray:
-        """Reads a part of an input, float32 [C, *part], and holds no more of it in memory."""
+        """Reads a part of an input, normalised: float32 [C, *part]; only this part is in memory."""
         with open_volume(self.inputs[index]) as array:
             if self.channel_axis is None:
                 stored = np.asarray(array[part])[None]
@@ -100,12 +100,12 @@ class FileSamples:
 
 
 class VolumeFiles:
-    """Source: zarr arrays, ``.npy``, ``.h5``, ``.tif``, ``.nii`` and ``.nii.gz`` files of one size.
+    """Source: equally large zarr arrays, ``.npy``, ``.h5``, ``.tif``, ``.nii``, ``.nii.gz`` files.
 
     ``root`` is a folder or a csv file. With labels of voxels, a folder has ``inputs`` and
     ``labels`` with files of the same names, whatever their suffixes; with labels of samples, it has
     folders of classes. Folders ``train`` and ``test`` within these divide the files; without them,
-    a fifth of the files is for testing. A csv file has the columns ``input`` (a path), ``label`` (a
+    a fifth (of each class) is for testing. A csv file has columns ``input`` (a path), ``label`` (a
     path, or the name of a class) and optionally ``split`` (``train`` or ``test``; default
     ``train``); paths are relative to the csv file.
 
@@ -174,7 +174,7 @@ class VolumeFiles:
 
     @property
     def sample_sizes(self) -> tuple[int, ...]:
-        """Spatial sizes of every sample."""
+        """Spatial sizes, the same for every sample."""
         spatial = {"first": slice(1, None), "last": slice(None, -1), None: slice(None)}
         return self._first_shape[spatial[self._channel_axis]]
 
@@ -222,7 +222,7 @@ class VolumeFiles:
         )
 
     def fingerprint(self) -> str:
-        """Returns a hex digest of the classes, and of the files' contents and labels."""
+        """Returns a hex digest of the class names, and of each sample's content and label."""
         entries = [self._listing[1][split] for split in SPLITS]
         values = itertools.chain(*entries[0], *entries[1])
         digests = self._digests([path for path in values if isinstance(path, Path)])
