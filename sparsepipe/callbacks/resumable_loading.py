@@ -160,7 +160,7 @@ class ResumableLoaders(pl.Callback):
             return
         if self.obstacle is not None:
             log.warning(
-                "this epoch's data start again, though %d batches were done: %s",
+                "the data of this epoch start from its beginning, not after batch %d: %s",
                 resume.batches,
                 self.obstacle,
             )

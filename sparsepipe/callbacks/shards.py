@@ -122,6 +122,6 @@ class WriteShards(BasePredictionWriter):
         found, self._written = sum(written) // trainer.strategy.grid.size, 0
         if found < self._samples:
             raise ConfigError(
-                f"{self._path} is for {self._samples} samples, but {found} were predicted",
+                f"{self._path} is for samples={self._samples}, but the number predicted is {found}",
                 remedy="set samples to the number of samples that the loader has",
             )

@@ -170,11 +170,11 @@ class Inventory:
                 for host in self.hosts[:num_hosts]
                 for device in host.devices
             )
-            each = " on each host" if num_hosts > 1 else ""
+            each, has = (" on each host", "one host") if num_hosts > 1 else ("", "the inventory")
             raise HardwareError(
-                f"{count} devices are requested{each}, but the inventory has {available} ({names})",
-                remedy=f"set parallel.devices={available * num_hosts} or less, or choose "
-                "hardware with more devices",
+                f"{count} devices are requested{each}, but {has} has {available} ({names})",
+                remedy=f"set parallel.devices={available * num_hosts} or less (on all hosts "
+                "together), or choose hardware with more devices",
             )
 
     def fingerprint(self) -> str:

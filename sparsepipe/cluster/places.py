@@ -78,8 +78,8 @@ def places_for(
     if chosen is not None and not alike:
         if len(chosen) != ranks or len(set(chosen)) != ranks:
             raise PlanError(
-                f"the plan names {', '.join(place.text for place in chosen)}, but {ranks} ranks "
-                "need a different device each",
+                f"the plan names {', '.join(place.text for place in chosen)}, but needs a "
+                f"different device for each rank, {ranks} in all",
                 remedy="name one device for each rank, and none twice",
             )
         ranks_of_nodes(chosen, inventory, nodes=nodes)
@@ -135,11 +135,11 @@ def ranks_of_nodes(
     hosts = [host.name for host in inventory.hosts]
     used = sorted({place.host for place in chosen}, key=hosts.index)
     if len(used) != nodes:
+        how = "with torchrun on each of these hosts" if len(used) > 1 else "there"
         raise PlanError(
-            f"the hosts of the plan's devices are {', '.join(used)}, but "
-            f"parallel.num_nodes={nodes}",
-            remedy=f"set parallel.num_nodes={len(used)} and start the command with torchrun on "
-            "each of these hosts, or make a plan for devices of as many hosts as num_nodes",
+            f"the plan's devices are on {', '.join(used)}, but parallel.num_nodes={nodes}",
+            remedy=f"set parallel.num_nodes={len(used)} and start the command {how}, or make a "
+            "plan for devices of as many hosts as num_nodes",
         )
     return tuple(
         tuple(rank for rank, place in enumerate(chosen) if place.host == host) for host in used

@@ -79,8 +79,8 @@ class EvalSampler(DistributedSampler[Any]):
             raise ConfigError(
                 f"validation or test needs a sample for each rank, but has {len(dataset)} for "
                 f"{num_replicas} ranks",
-                remedy=f"use at most {len(dataset)} ranks (parallel.devices), or provide more "
-                "samples (for validation, raise data.val_share)",
+                remedy=f"set parallel.devices to at most {len(dataset)}, or provide more samples "
+                "(for validation, raise data.val_share)",
             )
         super().__init__(dataset, num_replicas=num_replicas, rank=rank, shuffle=False)  # type: ignore[arg-type]
         self._own = range(rank, len(dataset), num_replicas)

@@ -233,8 +233,8 @@ class FolderDomains(DomainDataModule):
         found = {path.name: path for path in folders if not path.name.startswith((".", "_"))}
         if len(found) < 2:
             raise DataError(
-                f"data.root={root} has the folders {', '.join(found) or 'none'}, but at least two "
-                "domains are needed",
+                f"data.root={root} needs at least two folders, one for each domain, but has "
+                f"{', '.join(found) or 'none'}",
                 remedy=f"create {layout} in it",
             )
         if source is None:
@@ -290,7 +290,7 @@ def _chosen(
         is_valid = {*chosen} <= {*others}
     if not is_valid or not chosen:
         raise ConfigError(
-            f"data.targets={targets}, but the possible targets are {', '.join(others) or 'none'}",
+            f"data.targets={targets} is not valid; possible targets: {', '.join(others) or 'none'}",
             remedy="have at least two domains, and set data.targets to names of possible targets, "
             "to a number of them, or to null for all",
         )

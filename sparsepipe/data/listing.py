@@ -119,7 +119,7 @@ def list_folder(
         others += [file.name for file in found if not file.class_name]
         found = [file for file in found if file.class_name]
     if others:
-        log_once(f"{root}: {len(others)} other files and folders are passed over ({named(others)})")
+        log_once(f"{root}: other files and folders are passed over: {named(others)}")
     for what, has in (("class", "class_name"), ("train or test", "split")):
         within = [file.name for file in found if getattr(file, has)]
         outside = [file.name for file in found if not getattr(file, has)]
@@ -155,7 +155,9 @@ def _splits_in_table(root: Path, names: Collection[str], setting: str) -> Mappin
     for row in read_table(given if given.exists() else root / given, columns=("file", "split")):
         name = os.path.relpath(root / row["file"].replace("\\", "/"), root)
         if listed.setdefault(name, row["split"]) != row["split"]:
-            raise DataError(f"{setting} has {name} in both splits", remedy="remove one of the two")
+            raise DataError(
+                f"{setting} has {name} in both splits", remedy="remove one of its lines"
+            )
     if absent := sorted(listed.keys() - names):
         raise DataError(
             f"{setting} names files that are not in class folders of {root}: {named(absent)}",
@@ -216,14 +218,14 @@ def read_table(path: Path, *, columns: Sequence[str]) -> list[dict[str, str]]:
     Columns are separated by commas, or by semicolons if the first line has any. The values of a
     column ``split``, if there is one, are turned into lower case and must be ``train`` or ``test``.
     """
-    needs = f"give it the columns {', '.join(columns)}, separated by commas or semicolons"
+    needs = f"name {' and '.join(columns)} in its first line, separated by commas or semicolons"
     with reading.explained(path, "csv file", error=DataError, remedy=f"{needs}; {_SPLIT}"):
         text = reading.read_text(path)
         delimiter = ";" if ";" in text.partition("\n")[0] else ","
         reader = csv.DictReader(text.splitlines(), delimiter=delimiter, skipinitialspace=True)
         rows = list(reader)
         if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
-            raise ValueError(f"its first line lacks {', '.join(missing)}")
+            raise ValueError(f"its first line does not name {' and '.join(missing)}")
         for line, row in enumerate(rows, 2):
             if not all(row[name] for name in columns) or None in row:
                 raise ValueError(f"line {line} does not have one value for each column")

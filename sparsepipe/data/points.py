@@ -125,8 +125,8 @@ class PointSet:
         if lost_S.any():
             index = int(np.flatnonzero(lost_S)[0])
             raise DataError(
-                f"{int(lost_S.sum())} of {len(lost_S)} shapes, such as {self.names[index]}, "
-                "lie so far from the origin that single precision loses their form",
+                f"single precision loses the form of {int(lost_S.sum())} of {len(lost_S)} shapes "
+                f"that are far from the origin, such as {self.names[index]}",
                 remedy="measure frames with sparsepipe.data.points.measure_frames, which subtracts "
                 "the middle of each shape, or subtract an offset from the coordinates",
             )

@@ -88,7 +88,9 @@ def remove(namespaces: Sequence[str], cables: Sequence[str]) -> None:
     """Ends the processes in ``namespaces``, removes these and ``cables``, and warns of failures."""
     there = [name for name in namespaces if name in machine.namespaces()]
     for pid in machine.end_processes(there):
-        log.warning("process %d of an emulated cluster does not end", pid)
+        log.warning(
+            "process %d of an emulated cluster is still running although it was killed", pid
+        )
     failed: dict[str, str] = {}
     loose = [name for name in cables if name in machine.interfaces()]
     commands = [("ip", "link", "del", cable) for cable in loose]

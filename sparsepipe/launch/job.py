@@ -86,8 +86,8 @@ def run_job(
         smallest_bytes, most_bytes = run.ranks * _RANK_BYTES, memory_bytes()
         if most_bytes is not None and smallest_bytes > most_bytes:
             raise HardwareError(
-                f"{run.ranks} ranks take {smallest_bytes / 1e9:,.1f} GB of memory even with the "
-                f"smallest model, but this machine has {most_bytes / 1e9:,.1f} GB",
+                f"parallel.devices={run.ranks} takes {smallest_bytes / 1e9:,.1f} GB of memory "
+                f"even with the smallest model, but this machine has {most_bytes / 1e9:,.1f} GB",
                 remedy="lower hardware.cpu_devices or parallel.devices",
             )
         nodes, emulated = run.spec.parallel.num_nodes, run.spec.emulation is not None

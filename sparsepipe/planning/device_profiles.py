@@ -141,8 +141,8 @@ def check_batch_sizes(profiles: Mapping[str, Profile]) -> None:
     first = next(iter(sizes), "")
     if unlike := [name for name in sizes if sizes[name] != sizes[first]]:
         raise ProfileError(
-            f"{first} was profiled with batches of {sizes[first]} samples, but {unlike[0]} with "
-            f"batches of {sizes[unlike[0]]}",
+            f"{first} was profiled with data.batch_size={sizes[first]}, but {unlike[0]} with "
+            f"{sizes[unlike[0]]}",
             remedy="profile the model on all devices with the same data.batch_size (task=profile)",
         )
 

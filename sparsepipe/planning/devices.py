@@ -34,10 +34,11 @@ def num_ranks(spec: RunSpec, inventory: Inventory, division: Division | None) ->
     if not isinstance(devices, int) or devices < 1 or nodes < 1 or devices % nodes:
         by_plan = "" if planned is None else f" ({planned} by parallel.plan)"
         raise ConfigError(
-            f"parallel.devices={parallel.devices}{by_plan} cannot be divided over "
+            f"parallel.devices={parallel.devices}{by_plan} is not a positive multiple of "
             f"parallel.num_nodes={nodes}",
-            remedy="set num_nodes to at least 1, and devices to 'auto' or a multiple of it; a plan "
-            "must be for such a multiple, unless its file names devices of the inventory",
+            remedy="set parallel.num_nodes to at least 1 and parallel.devices to auto or a "
+            "multiple of it; a plan must be for such a multiple, or its file must name devices of "
+            "the inventory",
         )
     if planned not in (None, devices):
         raise PlanError(
@@ -107,8 +108,8 @@ def places_of_ranks(
     slowed = [place.text for place in found if place.slowdown != 1]
     if slowed and "slowdown" not in strategy.parameters.types:
         raise ConfigError(
-            f"{', '.join(slowed)} have a slowdown in the inventory, but {strategy.path} does not "
-            "take a slowdown",
+            f"the inventory slows {', '.join(slowed)} down, but {strategy.path} does not take a "
+            "slowdown",
             remedy="let the strategy take a keyword 'slowdown' (those of sparsepipe.strategies "
             "do), or choose hardware without a slowdown",
         )

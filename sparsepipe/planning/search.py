@@ -136,7 +136,7 @@ def _problem_of(
         unknown = [device for device, own in counted.items() if getattr(own, name) is None]
         if 0 < len(unknown) < len(counted):
             devices = ", ".join(unknown)
-            log.warning("the profile of %s has no time of %s, which counts as 0", devices, what)
+            log.warning("no time of %s in the profile of %s: it counts as 0", what, devices)
     return Problem.of(
         inventory,
         counted,

@@ -52,7 +52,9 @@ class RecomputedSpan:
     def __init__(
         self, layers: nn.Sequential, span: range, *, randomness: KeyedRandomness | None
     ) -> None:
-        self._layers = f"layers {span.start} to {span.stop - 1}"
+        self._layers = f"one of layers {span.start} to {span.stop - 1}"
+        if len(span) == 1:
+            self._layers = f"layer {span.start}"
         self._randomness = randomness
         self._modules = [inner for number in span for inner in layers[number].modules()]
 
@@ -122,7 +124,7 @@ class RecomputedSpan:
             refused = "creates or replaces a random generator, so its draws would differ if rerun"
             remedy = f"create generators in __init__ and keep them, or {remedy}"
         if refused:
-            raise ConfigError(f"one of {self._layers} {refused}", remedy=remedy)
+            raise ConfigError(f"{self._layers} {refused}", remedy=remedy)
         drawn.update(states_before_draws(states, states_of(after)))
 
     def _generators(self) -> dict[Any, Generator]:

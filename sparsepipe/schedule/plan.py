@@ -80,8 +80,8 @@ class Plan:
             first, last = stage.layers
             if first != begin or last < first:
                 raise PlanError(
-                    f"stage {number} has layers {first} to {last}, but should begin with layer "
-                    f"{begin} and have at least one layer",
+                    f"stage {number} has the first and last layers [{first}, {last}], but should "
+                    f"begin with layer {begin} and have at least one layer",
                     remedy="let stages follow one another without a gap, beginning with layer 0",
                 )
             if stage.grid is not None:
@@ -135,7 +135,7 @@ class Plan:
         if any(b <= a for a, b in pairwise(bounds)):
             raise PlanError(
                 f"cuts {list(cuts)} do not split {num_layers} layers into {len(parts)} stages",
-                remedy=f"give increasing numbers from 1 to {num_layers - 1}",
+                remedy=f"give increasing numbers from 1 to {num_layers - 1}, or fewer stages",
             )
         ranks = count()
         stages = []
@@ -297,7 +297,7 @@ def _stage(entry: Any, place: str) -> Stage:
     value = reading.mapping(entry, place)
     layers = _wholes(value.get("layers"), f"{place}.layers")
     if len(layers) != 2:
-        raise ValueError(f"{place}.layers has {len(layers)} numbers, not two (first, last)")
+        raise ValueError(f"{place}.layers is {layers}, not two numbers (first, last)")
     named = reading.listing(value.get("devices"), f"{place}.devices")
     grid = value.get("grid")
     return Stage(

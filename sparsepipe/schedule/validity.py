@@ -126,10 +126,11 @@ def _check_stages(schedule: Schedule) -> None:
         for rank in plan.ranks_of(stage):
             updates = sum(action.kind == "U" for action in schedule.actions[rank])
             if updates < rounds:
-                remedy = "add an update for each round, even without a minibatch in the last one"
+                remedy = "give each rank an update for every round, even one without a minibatch"
                 raise _wrong(rank, Action("U", updates), "is missing", remedy)
             if updates > rounds:
-                raise _wrong(rank, Action("U", rounds), "has no minibatch", "leave it out")
+                fault = f"follows the updates of all rounds, {rounds} in all"
+                raise _wrong(rank, Action("U", rounds), fault, "leave it out")
 
 
 def _steps(schedule: Schedule, rank: int, *, gradient_first: bool) -> Iterator[_Step]:

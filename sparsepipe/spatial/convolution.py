@@ -41,7 +41,7 @@ def halo_moves(shard: Shard, windows: Sequence[Window]) -> tuple[Move, ...]:
         )
     if any(-dim > count for dim in shard.dims):
         raise without_rule(
-            f"a layer over the last {count} dimensions",
+            f"a layer for {count}D samples",
             why=": the sample is cut along another dimension",
         )
     return tuple(

@@ -156,8 +156,8 @@ class Grid:
         """
         if not self.dimensions <= local.dim() <= _MOST_DIMENSIONS:
             raise ConfigError(
-                f"a tensor with {local.dim()} dimensions cannot be a shard on a grid with "
-                f"{self.dimensions} axes",
+                f"a tensor of shape {list(local.shape)} cannot be a shard on a grid of shape "
+                f"{list(self.shape)}",
                 remedy=f"give tensors with {self.dimensions} to {_MOST_DIMENSIONS} dimensions",
             )
         dtype = _DTYPES.index(local.dtype) if local.dtype in _DTYPES else -1

@@ -145,7 +145,8 @@ class Metrics:
             if merged is None:
                 raise ConfigError(
                     f"the replicas of the last stage cannot merge the states of {name} "
-                    f"({type(metric).__name__}), whose dist_reduce_fx is not one of torchmetrics'",
+                    f"({type(metric).__name__}), whose dist_reduce_fx is not one of those built "
+                    "into torchmetrics",
                     remedy="give the last stage one replica, as in config='2-1'",
                 )
             set_state(metric, merged)

@@ -48,8 +48,8 @@ class SampleShards:
         sizes = tuple(data.sample_sizes) if readable else None
         if self._parts.setdefault(stage, sizes) != sizes:
             raise ConfigError(
-                f"the loaders to {stage} with differ in the sizes of their samples, or in whether "
-                "they can read parts of them",
+                f"the {stage} loaders differ in the sizes of their samples, or in whether they can "
+                "read parts of them",
                 remedy="use data sets of the same kind and sample size",
             )
         if sizes is not None:

@@ -126,7 +126,7 @@ def refuse_several(overrides: Sequence[str], loader: ConfigLoader) -> None:
             raise ConfigError(
                 f"{word}: the launcher and swept values of {', '.join(own)} apply only if "
                 "a sweep has a single experiment",
-                remedy="give a command for each experiment",
+                remedy="run a separate command for each experiment",
             )
 
 

@@ -328,5 +328,6 @@ def outcome(record: JobRecord | None, end: JobEnd) -> tuple[Status, str | None, 
 
 def left_text(left: Sequence[int]) -> str:
     """Message that the processes with the ids ``left`` still run although they were killed."""
-    which = "processes" if len(left) > 1 else "process"
-    return f"{which} {', '.join(map(str, left))} cannot be ended"
+    if len(left) == 1:
+        return f"process {left[0]} is still running although it was killed"
+    return f"processes {', '.join(map(str, left))} are still running although they were killed"

@@ -140,9 +140,8 @@ class Runner:
         """
         if not self._running:
             return
-        log.warning(
-            "the sweep fails: ending %d jobs, which may write checkpoints", len(self._running)
-        )
+        jobs = "1 job" if len(self._running) == 1 else f"{len(self._running)} jobs"
+        log.warning("the sweep fails: ending %s, which may write checkpoints", jobs)
         known = len(signals)
         for job in self._running:
             if job.ended_by is None:

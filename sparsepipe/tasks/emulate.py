@@ -159,7 +159,8 @@ class TrainEmulated(Task):
             )
         if given.strategy is None and ranks > 1:
             raise ConfigError(
-                f"{ranks} devices need a strategy", remedy="choose parallel=dp, mp or hete_mp"
+                f"the emulated cluster has {ranks} devices, but no strategy is set",
+                remedy="choose parallel=dp, mp or hete_mp",
             )
         shares = division is not None and division.cuts is None and division.balance == "flops"
         if shares and ranks > 1 and spec.search is None:

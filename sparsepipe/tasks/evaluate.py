@@ -137,9 +137,10 @@ class Evaluate(Task):
             different = [str(each) for each in differences(spec.to_dict(), training)]
         elif (content.get(RECORD) or {}).get("config"):
             raise ConfigError(
-                f"the configuration in {spec.checkpoint} has values that cannot be read before "
-                "your own modules are imported: model and data would be those of the command line",
-                remedy="evaluate it in its run's directory, whose config.yaml has the same values",
+                f"{spec.checkpoint} has values that cannot be read before your own modules are "
+                "imported, so the model and data of its training are unknown",
+                remedy="pass the path of the checkpoint inside its run's directory, whose "
+                "config.yaml names the model and data",
             )
         data = run.load_data("test")
         self._check_classes(path, content, data)

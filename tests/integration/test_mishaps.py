@@ -149,7 +149,7 @@ def test_devices_of_several_nodes() -> None:
     inventory = Inventory(hosts=(Host(name="a", devices=(cpus,)),))
     config = composed("parallel=dp", "parallel.num_nodes=2")
     assert resolved(config, inventory).ranks == 8
-    with pytest.raises(ConfigError, match="not possible"):
+    with pytest.raises(ConfigError, match="not a positive multiple"):
         resolved(composed("parallel=dp", "parallel.num_nodes=2", "parallel.devices=3"), inventory)
 
 

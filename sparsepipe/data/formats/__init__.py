@@ -132,7 +132,8 @@ def triangle_areas(triangles_F33: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _checked_shape(values: NDArray[np.float64]) -> NDArray[np.float64]:
     if values.shape[1:] not in ((3,), (3, 3)):
-        raise ValueError(f"its array has the shape {list(values.shape)}, not [points, 3]")
+        shape = list(values.shape)
+        raise ValueError(f"its array has the shape {shape}, not [points, 3] or [triangles, 3, 3]")
     if not len(values):
         raise ValueError("it has no points")
     if not np.abs(values).max() <= _MAX_COORDINATE:

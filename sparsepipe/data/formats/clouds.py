@@ -30,13 +30,14 @@ def read_array_points(path: Path) -> NDArray[Any]:
         with found as arrays:
             names = {*arrays.files} & {"points"} or {*arrays.files}
             if len(names) != 1:
-                raise ValueError(f"it has no array named points: {', '.join(sorted(names)[:5])}")
+                some = ", ".join(sorted(names)[:5]) or "none"
+                raise ValueError(f"it has no array named points; its arrays: {some}")
             found = arrays[names.pop()]
     is_table = found.ndim == 2 and found.shape[1] >= 3 and found.dtype.kind in "iuf"
     if not is_table or (len(found) == 3 and found.shape[1] > _MOST_COLUMNS):
         raise ValueError(
-            f"its array has the shape {found.shape} and type {found.dtype}, not [points, 3] of "
-            "numbers"
+            f"its array, of shape {list(found.shape)} and type {found.dtype}, is not a table of "
+            "numbers [points, 3]"
         )
     coordinates_Q3: NDArray[Any] = found[:, :3]
     return coordinates_Q3

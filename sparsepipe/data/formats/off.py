@@ -84,8 +84,8 @@ def _parsed(rows: list[list[str]]) -> trimesh.Trimesh:
     num_vertices, num_faces = map(int, rows[0][:2])
     if num_vertices < 1 or num_faces < 1 or 1 + num_vertices + num_faces > len(rows):
         raise ValueError(
-            f"it is truncated or empty: the header promises {num_vertices} vertices and "
-            f"{num_faces} faces, but {len(rows) - 1} lines follow"
+            "it is truncated or empty: the numbers of vertices and faces in its header are "
+            f"{num_vertices} and {num_faces}, but that of the lines below is {len(rows) - 1}"
         )
     vertices_V3 = np.array([words[:3] for words in rows[1 : 1 + num_vertices]], np.float64)
     vertices_V3 = vertices_V3.reshape(num_vertices, 3)

@@ -115,7 +115,8 @@ def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> Cach
     if not cached.faults:
         return cached
     where = cached.directory / "corrupt.json"
-    summary = f"{len(cached.faults)} of {len(files)} {listing.split} files are corrupt"
+    are = "is" if len(cached.faults) == 1 else "are"
+    summary = f"{len(cached.faults)} of {len(files)} {listing.split} files {are} corrupt"
     some = [cached.faults[name].partition(REMEDY) for name in sorted(cached.faults)[:_NAMED_FILES]]
     shown = "\n".join(f"  {fault}" for fault, *_ in some)
     remedies = "; ".join(dict.fromkeys(remedy for *_, remedy in some))

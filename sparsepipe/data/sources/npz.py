@@ -80,7 +80,7 @@ class NpzBundle:
                 frames = measure_frames(points.array, scale, offset_S3=offset_S3.astype(np.float64))
                 if not np.isfinite(frames.radius_S).all():
                     first = int(np.flatnonzero(~np.isfinite(frames.radius_S))[0])
-                    raise ValueError(f"points are not finite, beginning in row {first}")
+                    raise ValueError(f"points of shape {first} (counted from 0) are not finite")
             origin_S3 = np.empty((0, 3)) if frames.origin_S3 is None else frames.origin_S3
             stored = (frames.low_S3, frames.high_S3, frames.center_S3, frames.radius_S, origin_S3)
             with replacing(frames_path) as temporary, temporary.open("wb") as stream:
@@ -127,8 +127,9 @@ class NpzBundle:
             if labels_S.shape != (num_shapes,) or labels_S.dtype.kind not in "iu":
                 raise ValueError(f"labels are not {num_shapes} whole numbers, one for each shape")
             if labels_S.min() < (0 if len(classes) else -1) or labels_S.max() >= len(classes):
+                known = f"from 0 to {len(classes) - 1}" if len(classes) else "-1: no classes"
                 raise ValueError(
-                    f"labels {labels_S.min()} to {labels_S.max()} do not fit {len(classes)} classes"
+                    f"labels go from {labels_S.min()} to {labels_S.max()}, not {known}"
                 )
             scale, offset = arrays["scale"], arrays["offset"]
             if scale.shape != () or not 0 < scale < np.inf:

@@ -268,7 +268,7 @@ def _in_class_folders(root: Path, classes: tuple[str, ...]) -> tuple[tuple[str, 
     found = listings["train"].classes
     if absent := [name for name in classes if name not in found]:
         raise DataError(
-            f"{root} has no folders {named(absent)}, which data.source.classes names",
+            f"data.source.classes names {named(absent)}, for which {root} has no folder",
             remedy="correct the names, or set data.source.classes=null for all folders",
         )
     classes = classes or found

@@ -49,7 +49,7 @@ class _Chapters(Mapping[str, Chapter]):
         except (ImportError, AttributeError) as error:
             raise ConfigError(
                 f"the report chapter '{name}' cannot be loaded from {point.value}: {error}",
-                remedy="install what it imports, or correct or uninstall the package that has it",
+                remedy="install what it imports, or mend or uninstall the package that provides it",
             ) from error
         if not isinstance(found, Chapter) or found.name != name:
             raise ConfigError(

@@ -66,7 +66,7 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
         )
     if layers**3 * (each * (each - 1) + hosts * (hosts - 1)) // 2 > MOST_STEPS:
         raise PlanError(
-            f"{layers:,} layers on {hosts} hosts of {each} devices are too many for mp by levels",
+            f"{layers:,} layers on {hosts} x {each} devices are too many for mp by levels",
             remedy="set task.levels=false, and task.search to mp or hete_mp",
         )
     compute_s_I = alike.spans.compute_s_KI[0]

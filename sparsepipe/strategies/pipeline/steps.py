@@ -76,7 +76,10 @@ def in_place_of(layers: nn.Sequential, forward: Callable[[Any], Any]) -> Iterato
             raise ConfigError("the step calls layers twice", remedy=_ONCE)
         if len(args) != 1 or kwargs:
             given = f"{len(args)} positional and {len(kwargs)} named"
-            raise ConfigError(f"the step calls layers with other arguments: {given}", remedy=_ONCE)
+            raise ConfigError(
+                f"the step calls layers with other arguments than one positional: {given}",
+                remedy=_ONCE,
+            )
         if any(
             isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(args)
         ):

@@ -58,7 +58,8 @@ class FitBatch(Task):
         if "batch_size" not in run.spec.data.arguments:
             raise ConfigError(
                 "data has no batch_size, but task=fit_batch searches for its largest value",
-                remedy="add an argument batch_size to the data module, and the key to its group",
+                remedy="give the data module an argument batch_size, and set batch_size in its "
+                "file in the config group data",
             )
         prober = Prober(
             run,
@@ -83,7 +84,7 @@ class FitBatch(Task):
         else:
             outcome = prober.probe(found.refused).outcome
             limit = "data" if outcome == "too_few_shapes" else outcome
-        log.info("largest batch that fits: %d (next: %s)", found.largest, limit.replace("_", " "))
+        log.info("largest batch that fits: %d (limit: %s)", found.largest, limit.replace("_", " "))
         largest = prober.probe(found.largest) if found.largest else None
         values = {
             "largest_batch": found.largest,

@@ -95,10 +95,10 @@ def test_the_device_of_each_rank(
 @pytest.mark.parametrize(
     ("devices", "nodes", "message"),
     [
-        (["a/full/0", "a/full/0"], 1, "2 ranks need"),
-        (["a/full/0"], 1, "2 ranks need"),
-        (["a/full/0", "b/quick/0"], 1, r"devices are a, b, but parallel.num_nodes=1"),
-        (["a/full/0", "a/half/0"], 2, r"devices are a, but parallel.num_nodes=2"),
+        (["a/full/0", "a/full/0"], 1, "each rank, 2 in all"),
+        (["a/full/0"], 1, "each rank, 2 in all"),
+        (["a/full/0", "b/quick/0"], 1, r"devices are on a, b, but parallel.num_nodes=1"),
+        (["a/full/0", "a/half/0"], 2, r"devices are on a, but parallel.num_nodes=2"),
     ],
 )
 def test_plans_that_ranks_cannot_follow(devices: list[str], nodes: int, message: str) -> None:

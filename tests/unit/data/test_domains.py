@@ -127,7 +127,7 @@ def test_evaluations_name_the_domain_of_each_batch(tmp_path: Path) -> None:
 
 
 def test_refusals(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="targets are none"):
+    with pytest.raises(ConfigError, match="possible targets: none"):
         DomainDataModule({"clean": module("clean")}, common={"cache_dir": tmp_path})
     common = {"cache_dir": tmp_path}
     with pytest.raises(ConfigError, match="'moon'"):

@@ -174,7 +174,9 @@ def test_frames_in_single_precision_far_away_are_refused(tmp_path: Path) -> None
     low_S3, high_S3 = exact.min(axis=1).astype("f4"), exact.max(axis=1).astype("f4")
     frames = Frames(low_S3, high_S3, low_S3, np.ones(SHAPES, "f4"))
     zero_S3 = np.zeros((SHAPES, 3))
-    with pytest.raises(DataError, match="3 of 3 shapes, such as a, lie so far") as raised:
+    with pytest.raises(
+        DataError, match="3 of 3 shapes that are far from the origin, such as a"
+    ) as raised:
         PointSet(
             MappedArray(tmp_path / "points.npy"), np.arange(SHAPES), zero_S3, zero_S3 + 1, frames,
             np.zeros(SHAPES, np.int64), ("a", "b", "c"), ("x",),

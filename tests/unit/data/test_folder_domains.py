@@ -158,7 +158,7 @@ Change = Callable[[Path], object]
         (
             lambda root: [shutil.rmtree(root / name) for name in ("phone", "scanner")],
             {},
-            "has the folders studio, but",
+            "one for each domain, but has studio",
         ),
     ],
 )

@@ -67,9 +67,9 @@ def test_real_bundle_fills_the_known_number_of_voxels(
     [
         ({"labels": None}, "lacks labels"),
         ({"labels": np.zeros(12)}, "labels are not 12 whole numbers"),
-        ({"labels": np.full(12, 7)}, "7 do not fit 3 classes"),
+        ({"labels": np.full(12, 7)}, "from 7 to 7, not from 0 to 2"),
         ({"points": np.zeros((12, 5))}, r"numbers \[shapes, points, 3\]"),
-        ({"points": np.full((12, 5, 3), np.nan)}, "points are not finite, beginning in row 0"),
+        ({"points": np.full((12, 5, 3), np.nan)}, "points of shape 0 .* are not finite"),
         ({"points": np.full((12, 5, 3), "x")}, "are not numbers"),
         ({"scale": np.float32(0)}, "not a positive number"),
         ({"offset": np.array([0, np.inf, 0])}, "offset is not finite"),

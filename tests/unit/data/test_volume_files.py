@@ -167,7 +167,7 @@ def test_folders_of_classes(tmp_path: Path) -> None:
     assert sample["label"] == 1
     chosen = opened(tmp_path, tmp_path / "cache", labels="sample", classes=["square"])
     assert chosen.samples("test").labels_S.tolist() == [0]
-    with pytest.raises(DataError, match="no folders oval"):
+    with pytest.raises(DataError, match="names oval, for which"):
         opened(tmp_path, tmp_path / "cache", labels="sample", classes=["oval"])
 
 
@@ -301,7 +301,7 @@ def test_labels_that_are_no_classes(tmp_path: Path, values: np.ndarray, message:
     [
         (None, {}, r"data\.root=None"),
         ("input,label,split\n0.npy,0_labels.npy,test\n", {}, "no samples for training"),
-        ("image,label\n0.npy,0_labels.npy\n", {}, "first line lacks input"),
+        ("image,label\n0.npy,0_labels.npy\n", {}, "first line does not name input"),
         ("input,label\n0.npy,0.mhd\n", {}, "0.mhd"),
         ("input,label\n0.npy,cat\n1.npy,dog\n", {"labels": "sample", "classes": ["cat"]}, "'dog'"),
         (None, {"classes": None}, "data.labels=voxel needs data.source.classes"),

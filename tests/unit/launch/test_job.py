@@ -35,7 +35,7 @@ def test_reports_are_not_on_the_disk_of_the_results(
 
 def test_more_ranks_than_memory_are_refused(job: Callable[..., Path]) -> None:
     """By as many as no machine of today has; they would end it before they could say why."""
-    with pytest.raises(HardwareError, match=r"9999 ranks take 3,999\.6 GB") as refused:
+    with pytest.raises(HardwareError, match=r"devices=9999 takes 3,999\.6 GB") as refused:
         job("parallel=dp", "hardware.accelerator=cpu", "hardware.cpu_devices=9999")
     assert "lower hardware.cpu_devices" in refused.value.remedy
     assert not [*Path("outputs").glob("tiny/[!.]*")]

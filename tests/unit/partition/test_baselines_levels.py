@@ -150,7 +150,7 @@ def test_too_many_layers_are_refused_with_a_remedy() -> None:
     kinds = tuple(DeviceKind(name="gpu", host=f"h{n}", count=8) for n in range(4))
     pool = DevicePool(kinds=kinds, inside={k.host: INSIDE for k in kinds}, between=BETWEEN)
     problem = Problem(pool=pool, spans=spans, model=cost_model("eq4"))
-    with pytest.raises(PlanError, match="800 layers on 4 hosts of 8 devices") as caught:
+    with pytest.raises(PlanError, match="800 layers on 4 x 8 devices") as caught:
         mp_by_levels(problem, device="gpu")
     assert "task.levels=false" in caught.value.remedy
     # One device on one host leaves nothing to share out, whatever the layers.

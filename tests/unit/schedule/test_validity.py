@@ -45,7 +45,7 @@ def test_sends_that_block_deadlock():
         ("1", "F1.0 B1.0 U0 U1", "rank 0: F0.0 is missing in stage 0"),
         ("1", "F0 B0", "rank 0: U0 is missing"),
         ("1", "F0.0 F0.1 B0.1 B0.0", "rank 0: U0 is missing"),
-        ("1", "F0 B0 U0 U1", "rank 0: U1 has no minibatch"),
+        ("1", "F0 B0 U0 U1", "rank 0: U1 follows the updates of all rounds, 1 in all"),
         ("1", "F0 B0 U0 F1.0 B1.0 U1", "split"),
         ("1-1", "F0 F1 B0 U0 B1 U1\nF1 F0 B0 U0 B1 U1", "F1 gets the message of F0 first"),
         ("1-1", "F0 B0 U0 F1 B1 U1\nF0 F1 B0 U0 B1 U1", "rank 0 waits for rank 1 at B0"),

@@ -194,6 +194,6 @@ def test_sums_in_buckets_need_the_layers(known: dict[str, object]) -> None:
     costs = StageCosts(forward_s=(1.0,) * 2, backward_s=(2.0,) * 2, parameter_bytes=80.0, **known)  # type: ignore[arg-type]
     workload = Workload(plan=plan_of("2"), stages=(costs,))
     setting = Setting(network=ClusterNetwork.flat(2), bucket_bytes=1.0)
-    with pytest.raises(PlanError, match="bytes and the seconds") as caught:
+    with pytest.raises(PlanError, match="bytes, and the seconds") as caught:
         pace(workload, 40, setting)
     assert "leave bucket_bytes out" in caught.value.remedy

@@ -42,9 +42,9 @@ ENDED = "and its processes had to be ended"
         (("finished", None, 0), LINGERS, "finished", None, 0),
         # Of which something is left that nothing ends.
         (("finished", None, 0), {"exit_code": KILLED, "left": (7,)}, "finished", None, 0),
-        (None, {**LIMIT, "left": (7, 9)}, "failed", "processes 7, 9 cannot be ended\n", 1),
+        (None, {**LIMIT, "left": (7, 9)}, "failed", "7, 9 are still running although", 1),
         (("failed", FULL, 3), {"exit_code": 3, "left": (7,)}, "failed", "mend it; see dmesg", 3),
-        (None, {**STOP, "left": (7,)}, "stopped", "sweep; process 7 cannot be ended", 1),
+        (None, {**STOP, "left": (7,)}, "stopped", "sweep; process 7 is still running", 1),
         (("stopped", "s", 143), LINGERS, "stopped", "s", 143),
         (("stopped", "s", 130), {**STOP, "exit_code": 130}, "stopped", "ended", 130),
         (None, STOP, "stopped", "ended with the sweep", 1),

@@ -44,9 +44,9 @@ def test_those_that_say_how_they_are_swept_need_a_command_each(
     swept: str, own: str, mine: str
 ) -> None:
     words = [swept, "scale=smoke", "hydra.launcher.max_jobs=1"]
-    with pytest.raises(ConfigError, match=f"that {own} choose") as refused:
+    with pytest.raises(ConfigError, match=f"swept values of {own} apply") as refused:
         refuse_several(words, config_loader(["--config-dir", mine]))
-    assert "a command for each" in refused.value.remedy
+    assert "a separate command for each" in refused.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -103,5 +103,5 @@ def test_the_command_says_so_and_leaves_nothing(shell: Shell) -> None:
         timeout=240,
     )  # fmt: skip
     assert ended.returncode == 2
-    assert "give a command for each experiment" in ended.stderr
+    assert "run a separate command for each experiment" in ended.stderr
     assert not list(shell.cwd.iterdir())

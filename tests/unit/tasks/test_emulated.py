@@ -101,7 +101,7 @@ def test_profiles_of_unlike_models_are_refused(tmp_path: Path) -> None:
 def test_profiles_of_unlike_batches_are_refused_emulated_and_simulated(tmp_path: Path) -> None:
     overrides = (*hosts(tmp_path), "parallel=dp")
     profile(slower=2.0, batch_size=32).save(tmp_path / "slow.json")
-    said = "fast was profiled with batches of 16 samples, but slow with batches of 32"
+    said = "fast was profiled with data.batch_size=16, but slow with 32"
     with pytest.raises(ProfileError, match=said) as caught:
         emulated_profiles(*asked(*overrides))
     assert "same data.batch_size" in caught.value.remedy
