@@ -140,14 +140,14 @@ def _job(config: DictConfig, state: _ExitState) -> str | None:
     except Exception:
         if not sweep:
             raise
-        traceback.print_exc()  # the sweep's other jobs count nevertheless
+        traceback.print_exc()  # the sweep goes on with its other jobs
         state.exit_code = state.exit_code or 1
     return None
 
 
 def _swept(hydra_config: HydraConf, config: DictConfig) -> str:
     """Runs and records a job of a sweep that a launcher other than SparsePipe's has started."""
-    logs.configure()  # the process may not be the sweep's
+    logs.configure()  # in case this is not the sweep's process
     overrides = hydra_config.overrides.task
     words = (str(word).lstrip("+") for word in overrides)  # as the user gave them
     log.info("job %d: %s", hydra_config.job.num + 1, " ".join(words))

@@ -12,7 +12,7 @@ from sparsepipe.errors import HardwareError, PlanError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One device; ``number`` is its index among the devices of one model (``name``) in its host."""
+    """One device; ``number`` is its index, from 0, among its host's devices of model ``name``."""
 
     host: str
     name: str

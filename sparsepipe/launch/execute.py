@@ -76,7 +76,7 @@ def execute(run: ResolvedRun) -> None:
     finally:
         end_tracking(failed=not done)
     if run.ranks > 1:
-        process_group.leave()  # not after an error: it could wait for ranks that are gone
+        process_group.leave()  # not after an error, since it may wait for ranks that are gone
 
 
 def timeout_s(spec: RunSpec) -> float:

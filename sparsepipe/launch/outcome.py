@@ -20,7 +20,7 @@ from sparsepipe.utils.files import read_csv, read_mapping
 
 log = logging.getLogger(__name__)
 
-_MOST_ROWS = 10_000  # of a table at Weights & Biases
+_MOST_ROWS = 10_000  # of a table that is logged
 
 
 def log_outcome(run: ResolvedRun) -> None:
@@ -84,7 +84,7 @@ def _media(directory: RunDir) -> Iterator[tuple[str, Any]]:
             read = pd.read_csv(path, nrows=_MOST_ROWS, encoding_errors="replace", index_col=False)
             if len(read):
                 yield f"tables/{path.stem}", table(read)
-    if directory.plan.exists() and not directory.plan_figures.exists():  # not searched for
+    if directory.plan.exists() and not directory.plan_figures.exists():  # made by no search
         stages = enumerate(Plan.load(directory.plan).stages)
         rows = [(number, *stage.layers, ", ".join(stage.devices)) for number, stage in stages]
         yield (

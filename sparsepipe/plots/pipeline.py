@@ -18,10 +18,10 @@ from sparsepipe.simulate.engine import Setting, simulate
 from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.workload import StageCosts, Workload
 
-_MOST_RANKS = 16  # of a picture
-_WIDTH_IN = 18.0  # of the bars
-_BACKWARD_TIME = 2.0  # times as long as the forward
-_MINIBATCHES = 2  # of a synchronous schedule; the second one shows that it repeats
+_MOST_RANKS = 16  # more are not drawn
+_WIDTH_IN = 18.0  # of the time axis, at most
+_BACKWARD_TIME = 2.0  # of a backward pass, if that of a forward pass is 1
+_MINIBATCHES = 2  # drawn of a synchronous schedule: the second shows that it repeats
 
 
 def draw_schedule(
@@ -84,11 +84,11 @@ def draw_measured(
     if plan.num_ranks > _MOST_RANKS:
         return
     names = [rank_name(plan, rank) for rank in range(plan.num_ranks)]
-    shown = [span for span in spans if span.kind != "waits"]  # they are the rest of the time
+    shown = [span for span in spans if span.kind != "waits"]  # shown by gaps
     panels = {f"{_title(plan, synchronous)}, measured": lanes(plan, shown, names=names)}
     workload = None if plan.has_grids else Workload.expected(plan)
     if workload is not None:
-        last = plan.num_stages - 1  # earlier stages are ahead of it
+        last = plan.num_stages - 1  # earlier stages are at later minibatches
         forwards = [span for span in spans if span.kind == "F"]
         numbers = {s.number for s in forwards if s.number is not None
                    and plan.stage_of(s.rank) == last}  # fmt: skip
@@ -129,7 +129,7 @@ def _first_spans(
 def _expected_spans(
     workload: Workload, synchronous: Synchronous | None, *, first: int, count: int
 ) -> list[Span]:
-    """Spans, in seconds from 0, of ``count`` minibatches of a full pipeline, first ``first``."""
+    """Spans, in seconds from 0, of ``count`` minibatches of a full pipeline, from ``first``."""
     plan = workload.plan
     before = 0 if synchronous else math.lcm(*plan.replicas_of_stages) * plan.num_ranks
     end = before + count

@@ -52,10 +52,10 @@ _MARK: dict[str, Any] = {
     "zorder": 4,
 }
 
-_CHARACTER_IN = 0.078  # of a bar's text
+_CHARACTER_IN = 0.078  # width of a character in a bar
 _LANE_IN = 0.44
 _THIN = 0.5  # height of a lane of messages, as a share of a lane
-_BAR_HEIGHT = 0.78  # of a lane
+_BAR_HEIGHT = 0.78  # as a share of a lane
 _MAX_WIDTH_IN = 40.0
 
 
@@ -86,7 +86,7 @@ def lanes(
         elif span.end - span.start > least:
             own = summed[plan.stage_of(span.rank)] if span.kind == "sum" else sent[span.rank]
             own.append(span)
-    if not any(span.microbatch for own in summed for span in own):  # sums have one part each
+    if not any(span.microbatch for own in summed for span in own):  # no sum has several parts
         summed = [[replace(span, microbatch=None) for span in own] for own in summed]
     found: list[Lane] = []
     for rank in range(plan.num_ranks) if ranks is None else ranks:
@@ -104,8 +104,8 @@ def lanes(
 
 
 def some_ranks(plan: Plan, most: int) -> list[int]:
-    """All ranks if they are at most ``most`` (2 or more), else ``most // num_stages`` replicas of
-    each stage; with too many stages for that, one replica of ``most`` evenly spaced stages.
+    """All ranks if there are at most ``most`` (2 or more), or up to ``most // num_stages`` replicas
+    of each stage; with too many stages for that, one replica of ``most`` evenly spaced stages.
     """
     if plan.num_ranks <= most:
         return list(range(plan.num_ranks))
@@ -153,7 +153,7 @@ def timelines_figure(
     needed = (_text_in(s) * unit / (s.end - s.start) for s in spans if s.kind in "FB"
               and s.end > s.start)  # fmt: skip
     per_unit_in = min(max(needed, default=1.0), max_width_in / (end or 1.0))
-    least_in = 8.5 if any(_THIN in each for each in heights.values()) else 4.5  # for the legend
+    least_in = 8.5 if any(_THIN in each for each in heights.values()) else 4.5  # of the legend
     names_in = 0.085 * max((len(name) for lanes in drawn.values() for name, _ in lanes), default=0)
     heights_in = [_LANE_IN * sum(each) + 1.35 for each in heights.values()]
     figure = style.new_figure(
@@ -161,7 +161,7 @@ def timelines_figure(
     )
     found = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights_in)[:, 0]
     for axes, (title, own), each in zip(found, drawn.items(), heights.values(), strict=True):
-        places = [sum(each[:k]) + (each[k] - 1) / 2 for k in range(len(each))]  # middles
+        places = [sum(each[:k]) + (each[k] - 1) / 2 for k in range(len(each))]  # lanes' middles
         for place, height, (_, row) in zip(places, each, own, strict=True):
             _draw_lane(
                 axes, row, place=place, height=height, end=end, unit=unit, per_unit_in=per_unit_in

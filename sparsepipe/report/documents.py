@@ -153,7 +153,7 @@ Failures = Sequence[tuple[str, str]]
 
 
 def citation_text(chapter: FilledChapter, common: str) -> str:
-    """A sentence that names the source of a chapter's values; empty if this is ``common``."""
+    """A sentence that names the source of a chapter's values; empty if it is that in ``common``."""
     own = chapter.definition.citation
     return "" if own == common else f'Here, columns "paper" show values printed in: {own}.'
 

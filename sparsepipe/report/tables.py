@@ -84,7 +84,7 @@ def _belongs(row: Row, own: Key, table: Key) -> bool:
             continue
         if not set(value) <= set(expected):
             return False
-        for word in set(expected) - set(value):  # a run without it may have its value
+        for word in set(expected) - set(value):  # a run's value may be the same without it
             key, _, text = word.partition("=")
             found = row.get(key if "." in key else f"hydra.choices.{key}")
             if found is None or (str(found) != text and found != yaml.safe_load(text)):

@@ -92,9 +92,9 @@ def keep_temporary_files_apart() -> None:
     the directory is too long for sockets, these stay in ``pymp-*``.
     """
     settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    if settings.get("semprefix") != "/mp":  # it has been called; a worker has its parent's
+    if settings.get("semprefix") != "/mp":  # called before; a worker has its parent's
         return
-    with suppress(OSError):  # without space, they stay where they are by default
+    with suppress(OSError):  # on a full disk, files stay where they are by default
         directory = _kept.enter_context(scratch())
         settings["semprefix"] = f"/{_SEMAPHORES}{directory.name}"
         if settings.get("tempdir") is None and len(os.fsencode(directory)) <= _LONGEST_BYTES:

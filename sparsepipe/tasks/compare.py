@@ -36,7 +36,7 @@ _OF_THE_MACHINE = (
 )
 """Numbers about the machine, which are not results: shown only if runs differ in them."""
 _TWICE = ("time/epoch_s", "train/shapes_per_s")
-"""Metrics that results also have as ``epoch_time_s`` and ``train_shapes_per_s``."""
+"""Metrics that are left out, as results have them as ``epoch_time_s``, ``train_shapes_per_s``."""
 _UNITS = {column.name: column.unit for column in (*ALWAYS, *OF_TASKS)}
 
 

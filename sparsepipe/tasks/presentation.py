@@ -296,7 +296,7 @@ def _draw_domains(run: ResolvedRun, module: DomainSeparation, data: DomainDataMo
     for name, counts_KK in module.test_confusions.items():
         pairs = module.reconstructions(name, data.some_tested(name, count=_RECONSTRUCTED))
         found[name] = {kind: value.cpu().float().numpy() for kind, value in pairs.items()}
-        if not counts_KK.sum():  # it has no labels
+        if not counts_KK.sum():  # the domain has no labels
             continue
         of_domain = confusion_rows(counts_KK.numpy(), classes)
         rows += [{"domain": name, **row} for row in of_domain]

@@ -101,7 +101,7 @@ class Simulate(Task):
             many = {"minibatches": self.minibatches, "shown": self.timeline_minibatches}
             write_result(run, domains.write(run.directory, **many))
             return
-        if (search := spec.plan_search) is not None:  # it may have one bandwidth for all links
+        if (search := spec.plan_search) is not None:  # it may set the bandwidth of all links
             inventory = joined_where_missing(inventory, search.bandwidth_bytes_per_s)
         division, synchronous = division_of(spec), parallel.synchronous
         refuse_recompute(spec, inventory, division)

@@ -110,7 +110,7 @@ class ResolvedRun:
         return made if directory is None else made.in_directory(directory)
 
     def in_directory(self, directory: RunDir) -> Self:
-        """Returns the run with its directory, and with the plan file there if there is one."""
+        """Returns the run with its directory, and with the plan in its plan file, if any."""
         known = replace(self, found=directory)
         if self.division is None or not directory.plan.exists():
             return known

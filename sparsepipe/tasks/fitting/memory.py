@@ -91,5 +91,5 @@ def prefer_as_victim(thousandths: int = 1000) -> None:
             process when it chooses; 1000 is the most. A larger share that is already set stays.
     """
     score = _PROC / "oom_score_adj"
-    with contextlib.suppress(OSError, ValueError):  # the other limits hold
+    with contextlib.suppress(OSError, ValueError):  # the other limits hold all the same
         score.write_text(str(max(thousandths, int(score.read_text()))))
