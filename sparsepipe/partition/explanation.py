@@ -65,7 +65,8 @@ class Explanation:
         limit: the name of that stage or transfer, such as ``stage 0``.
         dp_s: seconds between two minibatches with data parallelism on the same devices, by the same
             cost model, without microbatches; None: it does not fit the memory.
-        nodes: names of each stage's nodes, for a branching graph, whose states count as layers.
+        nodes: names of each stage's nodes in a branching graph, whose states count as layers; else
+            empty.
         spans: recomputed spans of each stage; None: the pipeline is asynchronous.
     """
 

@@ -142,7 +142,7 @@ class Microbatches:
         return 1 if self.batch_size is None else -(-self.count // self.batch_size)
 
     def in_flight(self, plan: Plan, stage: int) -> float:
-        """Peak size of microbatches in flight on a device, in multiples of the largest one."""
+        """Peak size of microbatches in flight on a stage's device, in multiples of the largest."""
         left = plan.num_ranks - plan.ranks_of(stage).start
         at_once = int(self.at_once(plan.replicas(stage), left))
         return self.in_flight_of(plan.replicas(stage), at_once, readers=plan.replicas(0))

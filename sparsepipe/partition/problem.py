@@ -193,7 +193,7 @@ class SynchronousStages:
 
 
 def equal_kinds(pool: DevicePool, spans: Spans) -> list[int]:
-    """For each kind of device, the index of the first kind that is equal to it."""
+    """By kind, the index of the first with equal model, memory, times and, if it matters, host."""
     first: dict[object, int] = {}
     found = []
     for k, kind in enumerate(pool.kinds):

@@ -62,7 +62,7 @@ def pass_over(
 
 
 def one_pass(layers: nn.Sequential, batch: Any, device: torch.device, slowed: Slowed) -> Pass:
-    """Runs all layers forward, then all backward from a random gradient of the last output."""
+    """Times all layers forward, then all backward from a random gradient of the last output."""
     ends, found = _forward(layers, batch, device, slowed)
     layers.zero_grad(set_to_none=True)
     _backward(ends, found, device, slowed)

@@ -234,8 +234,8 @@ _AMOUNTS = tuple(f.name for f in fields(LayerProfile) if f.name not in ("index",
 _OPTIONAL = tuple(f.name for f in fields(LayerProfile) if f.default is None)
 
 ACTIVATION_TOLERANCE = 0.2
-"""Share by which the bytes of an activation may differ between devices: points are drawn at random,
-and the profiles of the paper's authors differ by 18 %."""
+"""Fraction by which the bytes of an activation may differ between devices: points are drawn at
+random, and the profiles of the paper's authors differ by 18 %."""
 
 _TOLERANCES = {"activation_bytes": ACTIVATION_TOLERANCE, "parameter_bytes": 0.001}
 _SAME_RUN = ("model", "batch_size", "resolution", "point_ratio", "dtype")

@@ -73,7 +73,7 @@ def check_bounds(coords_N4: Tensor, *, batch_size: int, spatial_shape: Triple | 
 
 
 def linear_keys(coords_N4: Tensor, extent: Triple) -> Tensor:
-    """Returns the int64 keys [N] of sites in a grid of ``extent``; their order is lexicographic."""
+    """Returns the int64 keys [N] of sites in a grid of ``extent``, ordered as (batch, x, y, z)."""
     b, x, y, z = coords_N4.long().unbind(1)
     return ((b * extent[0] + x) * extent[1] + y) * extent[2] + z
 

@@ -117,7 +117,8 @@ class CoordinateCache:
         return self._maps[spec]
 
     def coarser(self, coords_M4: Tensor, extent: Triple) -> CoordinateCache:
-        """Returns a cache of a coarser level, whose sites must be unique and within ``extent``.
+        """Returns a cache of the coarser level of sites ``coords_M4``, unique and within
+        ``extent``.
 
         It has a ``spatial_shape`` if this level has one.
         """

@@ -66,12 +66,12 @@ class Dropout(_RowWise, nn.Dropout):
 class Conv3d(nn.Module):
     """Sparse 3D convolution: submanifold for stride 1, downsampling otherwise.
 
-    ``kernel`` is [K^3, in_channels, out_channels], x fastest, applied as
-    cross-correlation. This is the layout of torchsparse and MinkowskiEngine, whose state
-    dictionaries can be loaded (including K=1 kernels without a first axis and biases of shape
-    [1, out_channels]); only torchsparse's kernels of size 2, ordered z fastest, must go through
-    ``backends.torchsparse.from_torchsparse`` first. Weights are initialised as in He et
-    al. 2015, equation 10: normal with variance 2 / (K^3 * in_channels); the bias is zero.
+    ``kernel`` is [K, in_channels, out_channels], where K is the number of offsets, x fastest; it is
+    applied as cross-correlation. This is the layout of torchsparse and MinkowskiEngine, whose state
+    dictionaries can be loaded (including kernels of one offset without a first axis, and biases of
+    shape [1, out_channels]); only torchsparse's kernels of size 2, ordered z fastest, must go
+    through ``backends.torchsparse.from_torchsparse`` first. Weights are initialised as in He et al.
+    2015, equation 10: normal with variance 2 / (K * in_channels); the bias is zero.
 
     Sizes, stride and dilation are one int or (x, y, z); without a ``backend`` the native one
     computes the layer.

@@ -56,8 +56,8 @@ class SpanChoices:
         self._ends: list[Paths] = []
 
     def seconds_II(self, room_II: Floats, *, in_flight: float) -> Floats:
-        """Seconds [I, I] of recomputation with which each possible stage, with ``in_flight``
-        microbatches, fits into ``room_II`` bytes; infinite if not.
+        """Upper bound [I, I] of the seconds of recomputation with which each possible stage, with
+        ``in_flight`` microbatches, fits into ``room_II`` bytes; infinite if it does not fit.
         """
         length = len(self._chain.layers)
         if not self._ends:

@@ -56,7 +56,7 @@ Order = str | Sequence[str]
 
 
 def dp(problem: Problem) -> Solution:
-    """One stage on all devices, with which Algorithm 2 begins."""
+    """The plan of one stage on all devices, with which Algorithm 2 begins."""
     pool = problem.pool
     return _over(problem, [(0,) * len(pool.kinds), pool.counts], strategy="dp")
 

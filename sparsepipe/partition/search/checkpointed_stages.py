@@ -194,7 +194,7 @@ class RecomputationCosts:
         return tuple(found)
 
     def limit_bytes(self, own: StageClass) -> float:
-        """Bytes of memory of the smallest device of such stages; infinite if unknown."""
+        """The least memory in bytes of a device of such stages; infinite if unknown."""
         limits = [self._pool.kinds[kind].memory_bytes for kind in own.kinds]
         return min((limit for limit in limits if limit is not None), default=float("inf"))
 

@@ -55,7 +55,7 @@ class LatticeNode:
 
 
 class Lattice:
-    """Nodes from no device to all, and the stages that lead from one to another.
+    """Sets of used devices (nodes), from none to all, and the stages that lead between them.
 
     Args:
         pool: the devices.
