@@ -139,8 +139,8 @@ def _stretch(whole: Clock) -> float:
 
 @contextmanager
 def _memory(device: torch.device) -> Iterator[list[int]]:
-    """Yields a list that holds, after the block, the bytes that it left in use and its peak, both
-    beyond the bytes in use before it; zeros except on CUDA.
+    """Yields a list that holds, after the block, the bytes that it left in use and the most at a
+    time, both beyond the bytes in use before it; zeros except on CUDA.
     """
     used = [0, 0]
     if device.type != "cuda":

@@ -49,7 +49,7 @@ class CostModel:
         return times / (replicas * bytes_per_s if self.sync_is_shared else bytes_per_s)
 
     def sync_s(self, parameter_bytes: float, *, replicas: int, bytes_per_s: float) -> float:
-        """Seconds that the all-reduce adds to a stage's time for each minibatch."""
+        """Seconds of all-reduce between ``replicas`` that a stage takes for each minibatch."""
         return parameter_bytes * self.sync_s_per_byte(replicas, bytes_per_s=bytes_per_s) / replicas
 
     def stage_s(

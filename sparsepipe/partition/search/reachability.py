@@ -38,7 +38,7 @@ _ROUNDING = 1e-12
 
 
 class ChainReachability:
-    """Finds reachable positions in a chain: a stage may end in a window, with few exceptions."""
+    """Finds reachable positions in a chain: a stage's ends are consecutive, with few exceptions."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs

@@ -27,7 +27,9 @@ class _Workspace(threading.local):
     """
 
     def take(self, name: str, shape: tuple[int, int], like: Tensor) -> Tensor:
-        """Returns an uninitialised tensor, valid until this thread's next call with ``name``."""
+        """Returns an uninitialised tensor of this shape, with the dtype and device of ``like``,
+        valid until this thread's next call with ``name``.
+        """
         if like.device.type != "cpu":
             return like.new_empty(shape)
         size = shape[0] * shape[1] * like.element_size()
