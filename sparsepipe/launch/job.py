@@ -250,7 +250,7 @@ def hosts_emulated(run: ResolvedRun) -> Iterator[None]:
     """Makes emulated hosts for the ranks that are started within the block.
 
     Makes none without emulation, with ``hardware.network=loopback``, or if all ranks are on one
-    host. With ``auto``, if this process is not permitted to make hosts, a warning is logged and all
+    host. With ``network=auto``, if this process may not make hosts, a warning is logged, and all
     ranks stay on this machine's network. Leftovers of killed emulations are removed first.
 
     Raises:

@@ -115,7 +115,7 @@ TIME = "time/epoch_s"
 _UNITS = (("hours", 1 / 60, 120.0), ("minutes", 1.0, 2.0), ("seconds", 60.0, 0.0))
 """Units of the time axis: name, number in a minute, and shortest time in minutes to use it for."""
 _MARKS = 10
-"""Approximate number of markers on a curve with more epochs; others have one at each epoch."""
+"""Least number of markers on a curve, which has fewer only if it has fewer epochs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

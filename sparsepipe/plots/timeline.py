@@ -104,7 +104,7 @@ def lanes(
 
 
 def some_ranks(plan: Plan, most: int) -> list[int]:
-    """All ranks if there are at most ``most`` (2 or more), or up to ``most // num_stages`` replicas
+    """All ranks if at most ``most`` (2 or more), else up to ``most // num_stages`` replicas
     of each stage; with too many stages for that, one replica of ``most`` evenly spaced stages.
     """
     if plan.num_ranks <= most:

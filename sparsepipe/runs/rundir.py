@@ -44,7 +44,7 @@ class RunDir:
 
     config = _InRun("config.yaml")
     metrics = _InRun("metrics.csv")
-    """One row for each epoch."""
+    """The metrics, one row for each epoch."""
     result = _InRun("result.json")
     plan = _InRun("plan.json")
     """The plan by which a pipeline splits the network; written before ranks start if a search finds
@@ -54,7 +54,7 @@ class RunDir:
     plan_figures = _InRun("plan.csv")
     """The plan of a search, with the expected times and memory of each stage."""
     shares = _InRun("shares.png")
-    """Accumulated costs over the layers, with the cuts of the plan of a search."""
+    """A picture of costs accumulated over the layers, with the cuts of the plan of a search."""
     confusion = _InRun("confusion.csv")
     """Counts of test shapes by true and predicted class."""
     predictions = _InRun("predictions.csv")
@@ -62,7 +62,7 @@ class RunDir:
     predictions_json = _InRun("predictions.json")
     """The predicted classes of files, and the errors of unreadable ones."""
     gallery = _InRun("predictions.png")
-    """Pictures of some samples or files with their predicted classes."""
+    """A picture of some samples or files with their predicted classes."""
     first_weights = _InRun("first_weights.csv")
     """Which tensors a training has loaded from ``checkpoint``, and which it has not."""
     done = _InRun("DONE.json")
@@ -71,7 +71,7 @@ class RunDir:
     last = _InRun("checkpoints/last.ckpt")
     """The checkpoint to resume from."""
     best = _InRun("checkpoints/best.ckpt")
-    """The checkpoint with the best monitored metric."""
+    """The checkpoint of the epoch with the best value of the monitored metric."""
     fitted = _InRun("checkpoints/fitted.json")
     """Values for ``result.json``, written when a training has reached its end."""
 
@@ -125,7 +125,7 @@ class RunDir:
         write_text_atomic(self.config, spec.to_yaml())
 
     def remove_if_unused(self) -> None:
-        """Removes the directory if the run has failed before it wrote anything worth keeping."""
+        """Removes the directory, after a failure, if it has no more than configuration and plan."""
         plan = (self.plan, self.plan_table, self.plan_figures, self.shares)
         unused = {self.config.name, _STARTS, *(path.name for path in plan)}
         if {path.name for path in self.path.iterdir()} <= unused:
