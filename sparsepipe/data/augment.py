@@ -125,7 +125,7 @@ class CloudShift:
 
     Args:
         kind: a key of :data:`SHIFTS`; ``none`` leaves clouds as they are.
-        strength: how strongly clouds change, from 0 to 2: a factor of noise, of angles and so on.
+        strength: how strongly clouds change, from 0 (least) to 2 (most).
         seed: seed of the random draws.
     """
 
@@ -134,7 +134,7 @@ class CloudShift:
     seed: Seed = 0
 
     def __call__(self, cloud_N3: FloatArray, *, up_axis: Axis, key: tuple[int, ...]) -> FloatArray:
-        """Returns a cloud's scan [M, 3]; ``seed`` and ``key``, which names the cloud, seed it."""
+        """Returns a cloud's scan [M, 3]; ``seed`` and the cloud's ``key`` determine the draws."""
         rng = np.random.default_rng([self.seed, *key])
         up = "xyz".index(up_axis)
         shifted = SHIFTS[self.kind](cloud_N3, up, self.strength, rng)

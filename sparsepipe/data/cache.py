@@ -47,7 +47,7 @@ from sparsepipe.utils.progress import progress
 _VERSION = 2
 """Increased with any change to the files of the cache."""
 _SECONDS_PER_WORKER = 1.5
-"""Seconds of work for each process from which starting another one pays off."""
+"""Seconds of work for a process that justify starting it."""
 _SECONDS_PER_FILE = 3e-3
 _BYTES_PER_S = 8e6
 """Estimated time per file and speed of reading, from which the number of workers follows."""
@@ -94,7 +94,7 @@ class RowReader(Protocol):
         ...
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[Any], NDArray[np.float32]]:
-        """Returns a file's row and [K] numbers; raises a DataError if the file is corrupt."""
+        """Returns the row and [K] numbers of a file of this digest, or raises a DataError."""
         ...
 
 
@@ -196,7 +196,7 @@ def _read_one(reader: RowReader, file: DataFile) -> tuple[NDArray[Any], NDArray[
 
 @contextmanager
 def parallel_map(workers: int, *, chunk: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """Yields ``map`` over processes that take ``chunk`` items at a time; for 1 worker, builtin."""
+    """Yields a ``map`` over processes, ``chunk`` items at a time; the builtin for one worker."""
     before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     pool = None
     try:

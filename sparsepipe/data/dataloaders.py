@@ -95,8 +95,8 @@ class EvalSampler(DistributedSampler[Any]):
 def split_validation(labels_S: IntArray, *, share: float, seed: int) -> tuple[IntArray, IntArray]:
     """Returns the sorted indices of training and of validation samples.
 
-    Validation gets a random ``share`` of every class (-1, no label, counts as one). Unless it is 0,
-    both get at least one sample of each class that has two or more.
+    Validation gets a random ``share`` of every class (label -1 counts as one). Unless ``share`` is
+    0, both get at least one sample of each class that has two or more.
     """
     rng = np.random.default_rng([seed, 0x5711])
     held = [np.empty(0, np.int64)]  # there may be no samples at all
@@ -121,7 +121,7 @@ _PRELOADED = (
     "trimesh",
     __name__,
 )
-"""Modules that the main module or the data set needs, and each worker would otherwise import."""
+"""Modules of the main module or data set that each worker would otherwise import itself."""
 
 
 def default_workers(ranks: int | None = None) -> int:

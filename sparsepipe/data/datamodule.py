@@ -120,7 +120,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         self.num_train, self.num_val = len(self._train_S), len(self._val_S)
 
     def train_dataloader(self) -> DataLoader[dict[str, Any]]:
-        """Loader of this rank's shuffled, augmented training samples, as many as any rank's."""
+        """Loader of this rank's shuffled, augmented training samples; all ranks get as many."""
         return self._loader("train", self._train_S)
 
     def val_dataloader(self) -> DataLoader[dict[str, Any]] | list[DataLoader[dict[str, Any]]]:
@@ -174,7 +174,7 @@ class ShapeDataModule(SplitDataModule):
     """Data module of voxelised shapes, for training, validation, test and prediction.
 
     A batch is ``dict(input=SparseTensor | Tensor [B, 1, R, R, R], label=[B], index=[B])``; the
-    feature of an occupied voxel is 1. ``label`` is -1 if unknown; ``index`` is that in the split.
+    feature of an occupied voxel is 1. ``label``: -1 if unknown; ``index``: position in the split.
 
     Args:
         root: directory of the data.
@@ -198,8 +198,8 @@ class ShapeDataModule(SplitDataModule):
         batch_size: number of shapes in the batch of each device.
         num_workers: number of loader processes for each rank; None: see ``default_workers``.
         val_share: share of every class's training shapes kept for validation, in [0, 1).
-        seed: seed of drawing, augmentation, order and validation split.
-        split: how ``source`` divides its shapes; see ``ClassFolder``. Others need None.
+        seed: seed of the points drawn, augmentation, order and validation split.
+        split: how ``source`` divides its shapes; see ``ClassFolder``. None for other sources.
         strict: whether corrupt files raise a DataError instead of being left out.
         cache_workers: number of processes that build a cache; 0: one for each core.
         lock_wait_s: seconds to wait for another process that builds the same cache.
@@ -275,7 +275,7 @@ class ShapeDataModule(SplitDataModule):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names, indexed by the labels."""
+        """Class names; a label is an index here."""
         classes: tuple[str, ...] = self.samples("train").classes
         return classes
 
@@ -284,7 +284,7 @@ class ShapeDataModule(SplitDataModule):
         return self._source.fingerprint(self._cache)
 
     def preprocessing(self) -> Preprocessing:
-        """Returns a function that makes a network's input of any shape, as of a test shape."""
+        """Returns the preprocessing that turns any shape into an input, as it does a test shape."""
         first = getattr(self._source, "takes_first_points", False)
         return Preprocessing(
             voxelisation=self._voxelisation,

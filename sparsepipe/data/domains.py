@@ -23,7 +23,7 @@ class DomainDataModule(pl.LightningDataModule):
 
     A training batch maps names of domains to their batches. Within an epoch, smaller domains repeat
     their samples in new orders until the largest is finished. An evaluation batch has samples of
-    one domain, and as ``domain`` its name.
+    one domain, and its name as ``domain``.
 
     Under :class:`sparsepipe.strategies.DomainStrategy`, a process reads only its rank's domains.
 
@@ -188,7 +188,7 @@ class DomainDataModule(pl.LightningDataModule):
     predict_dataloader = test_dataloader
 
     def some_tested(self, name: str, *, count: int) -> Any:
-        """Returns the input of a domain's first ``count`` test samples, even on other ranks."""
+        """Returns the input of a domain's first ``count`` test samples on any rank."""
         loader = self._domains[name].test_dataloader()
         samples: Any = loader.dataset
         some = [samples[index] for index in range(min(count, len(samples)))]
@@ -201,7 +201,7 @@ class DomainDataModule(pl.LightningDataModule):
 
 
 class FolderDomains(DomainDataModule):
-    """Data module with a domain for each folder of a user's directory: the source, others by name.
+    """Data module with a domain for each folder of a directory: the source, then others by name.
 
     Folders whose names begin with ``.`` or ``_`` are left out. Only the source needs labels.
 
@@ -209,8 +209,8 @@ class FolderDomains(DomainDataModule):
         root: the directory.
         module: class (or partial) of a domain's data module, called with the domain's folder and
             with ``cache_dir``, ``batch_size`` and ``num_workers``.
-        source: name of the source's folder; required, unlike in :class:`DomainDataModule`, which
-            explains ``targets`` and ``evaluated``.
+        source: name of the source's folder; required. ``targets`` and ``evaluated`` are as for
+            :class:`DomainDataModule`.
     """
 
     def __init__(

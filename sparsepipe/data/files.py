@@ -89,7 +89,7 @@ def digest_values(values: Any) -> str:
 
 @contextmanager
 def explaining_storage(directory: Path, *, setting: str) -> Iterator[None]:
-    """Turns an OSError of the block into a DataError that names the directory and the setting."""
+    """Turns an OSError of the block into a DataError that names the directory and its setting."""
     try:
         yield
     except OSError as error:

@@ -59,7 +59,7 @@ class Listing:
 
 
 def find_files(root: Path, suffixes: Collection[str]) -> tuple[list[FoundFile], list[str]]:
-    """Returns the files with these suffixes, in order of class and name, and other relative paths.
+    """Returns the files with these suffixes, by class and name, and the other paths under ``root``.
 
     Suffixes are in lower case. Names that begin with ``.`` or ``_`` are in neither list. A
     directory with one of the suffixes, such as a zarr array, counts as a file. Directories below
@@ -99,9 +99,7 @@ def list_folder(
     seed: int | None = None,
     needs_classes: bool = False,
 ) -> Mapping[Split, Listing]:
-    """Lists the files of both splits, in order of class and name.
-
-    Other files are ignored; their number is logged once.
+    """Lists the files of both splits, in order of class and name; logs how many others it ignores.
 
     Args:
         root: the folder.
@@ -169,7 +167,7 @@ def _splits_in_table(root: Path, names: Collection[str], setting: str) -> Mappin
 def _splits_by_share(
     found: Sequence[FoundFile], share: float, seed: int | None
 ) -> Mapping[str, str]:
-    """Maps names to splits: of each class, ``share``, at least one but never all, to ``test``."""
+    """Maps file names to splits; ``share`` of each class, at least one, never all, is for tests."""
     if isinstance(share, bool) or not 0 < share < 1:
         raise ConfigError(f"the share {share} for testing is not in (0, 1)", remedy=_SPLIT)
     split_of = {file.name: "train" for file in found}
@@ -192,7 +190,7 @@ def make_listing(
     classes: Sequence[str],
     suffixes: Collection[str],
 ) -> Listing:
-    """Returns a split's listing; raises a DataError without files, or if train lacks a class."""
+    """Returns a split's listing; raises a DataError if it is empty or, in train, lacks a class."""
     present = {file.class_name for file in files}
     empty = [name for name in classes if name not in present]
     if not files or (empty and split == "train"):

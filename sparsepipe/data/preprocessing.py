@@ -42,8 +42,8 @@ class Preprocessing:
         voxelisation: how points are drawn and become voxels.
         sampler: chooses the points of a shape from which ``voxelisation`` draws.
         keeps_clouds: whether ``voxelisation`` draws from all points of a cloud instead.
-        test_number: returns a file's index in the training run's test split, or None if it is not
-            in it; None: treats all files as not in it.
+        test_number: function of a path that returns the file's index in the training run's test
+            split, or None for other files; None: all files are others.
         device: device of the input.
         dtype: type of the input's values; None: that of batches in training.
     """

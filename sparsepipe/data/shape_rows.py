@@ -41,9 +41,8 @@ Triangles = NDArray[np.float64]
 class ShapeSampler:
     """Samples points from a cloud or, uniformly, from a mesh's surface, and quantises them.
 
-    The sampling is seeded with the file's content, so that it does not depend on the order of
-    files, the number of workers or the location of the file. From a cloud of more than P points,
-    P are drawn; the points of a smaller cloud are repeated.
+    The file's content seeds the sampling, which so does not depend on order, workers or location.
+    From a cloud of more than P points, P are drawn; the points of a smaller cloud are repeated.
 
     Attributes:
         points: P, the number of points for each shape.
@@ -74,7 +73,7 @@ class ShapeSampler:
         }
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint16], FloatArray]:
-        """Returns a file's quantised points [P, 3], and [frame, its point count (a mesh's: P)]."""
+        """Returns a file's quantised points [P, 3], and an array [11]: frame, number of points."""
         return self.quantised(read_shape(path), digest)
 
     def quantised(
@@ -138,7 +137,7 @@ def quantise(
 
 
 def quantised_points(points: StoredArray, meta_SK: FloatArray, **of_shapes: Any) -> PointSet:
-    """Returns a point set from a ``ShapeSampler``'s points and numbers, and the other fields."""
+    """Returns a point set of a ``ShapeSampler``'s points and numbers, with other fields given."""
     low_S3, high_S3 = meta_SK[:, 0:3], meta_SK[:, 3:6]
     return PointSet(
         points=points,
@@ -189,14 +188,17 @@ class SurfaceVoxels:
         }
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint8], FloatArray]:
-        """Returns a mesh's packed occupancy [ceil(R^3 / 8)], and an empty array, since K is 0."""
+        """Returns a mesh's packed occupancy [ceil(R^3 / 8)], and no further numbers, as K is 0.
+
+        ``digest``, of the file, seeds the sampled points, on whose mean a ``sphere`` depends.
+        """
         values = read_shape(path)
         if values.ndim == 2:
             raise DataError(f"{path} is a cloud without a surface", remedy="replace it with a mesh")
         return self.packed(values, digest), np.empty(0, np.float32)
 
     def packed(self, triangles_F33: Triangles, digest: str) -> NDArray[np.uint8]:
-        """Returns the packed occupancy [ceil(R^3 / 8)] of triangles; ``digest`` seeds points."""
+        """Returns the packed occupancy [ceil(R^3 / 8)] of triangles; ``digest`` is their file's."""
         points_P3, low_3, high_3 = self.sampler.sample(triangles_F33, digest)
         _, frame = quantise(points_P3, low_3, high_3)
         triangles_F33 = triangles_F33 - (low_3 + high_3) / 2  # as the frame is

@@ -1,4 +1,4 @@
-"""Ranks with different domains exchange codes (of encoders), for losses, and codes' gradients.
+"""Exchange of codes, the encoders' outputs, and of their gradients among ranks with domains.
 
 The mean of a shared parameter's gradients over the ranks that have it is the gradient that a single
 process would compute; so is the mean of a private parameter's gradients over a domain's replicas.
@@ -37,7 +37,7 @@ _GRADIENTS = "sending gradients of codes back"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """This process among the ranks of ``placement``; with grids, these are one process of each.
+    """This process among the ranks of ``placement``; with grids, a group has one process of each.
 
     Args:
         placement: which rank has which domains.
@@ -45,7 +45,7 @@ class Ranks:
         group: process group of all ranks; None: the default one.
         encoders: process group of the ranks that have domains; None: no others have any.
         replicas: process group of the ranks that have this rank's domain; None: no others have it.
-        whole: returns whole samples to reconstruct, given this process's part of a grid's.
+        whole: function of this process's part of samples, cut over a grid, that returns them whole.
     """
 
     placement: Placement
@@ -56,13 +56,13 @@ class Ranks:
     whole: Callable[[Tensor], Tensor] = lambda value: value
 
     def sizes(self, own: Mapping[str, int], *, device: torch.device) -> list[tuple[int, ...]]:
-        """Gathers each rank's numbers of samples, in order of domains; ``own``: this rank's."""
+        """Gathers each rank's number of samples of each domain; ``own``: this rank's, by name."""
         numbers = [own.get(name, 0) for name in self.placement.domains]
         what = "comparing numbers of samples"
         return gather_numbers(numbers, self.group, device=device, what=what)
 
     def by_domain(self, sizes: Sequence[Sequence[int]]) -> dict[str, int]:
-        """Returns all ranks' samples of each domain together, given the result of ``sizes()``."""
+        """Returns the total number of samples of each domain, given the result of ``sizes()``."""
         totals = map(sum, zip(*sizes, strict=True))
         return dict(zip(self.placement.domains, totals, strict=True))
 
@@ -205,7 +205,7 @@ def _scaled(value: Tensor, factor: float) -> Tensor:
 
 
 def _from_all(rows: Tensor, counts: Sequence[int], ranks: Ranks, *, what: str) -> Tensor:
-    """Gathers a row for each sample, ``counts[rank]`` from each; only ``rows`` get gradients."""
+    """Gathers all ranks' rows, ``counts[rank]`` of each; only its own ``rows`` get gradients."""
     others = [rank for rank in range(len(counts)) if rank != ranks.rank]
     pending = start_messages(
         [(rank, rows.detach()) for rank in others],

@@ -22,7 +22,7 @@ class Placement:
     Args:
         domains: names of the domains, the source first.
         ranks: number of ranks, or of grids.
-        roles: ``separate``: the last rank has no domain, but computes the losses of all domains.
+        roles: ``equal``: each rank computes the losses; ``separate``: the last, without domains.
     """
 
     domains: tuple[str, ...]
@@ -81,7 +81,7 @@ def sent_numbers(
     Args:
         placement: which ranks have which domains.
         rank: the rank that sends.
-        samples: number of samples of each rank; an entry, 0, also for one that only has the losses.
+        samples: number of samples of each rank; 0 for one that only computes the losses.
         code: number of values in a code.
         target: number of values in a sample to reconstruct.
     """

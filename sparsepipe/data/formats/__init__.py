@@ -102,7 +102,7 @@ def check_shape_file(path: Path) -> None:
 
 
 def as_shape(shape: Any) -> NDArray[np.float64]:
-    """Returns triangles [F, 3, 3] of a mesh in memory, or points [Q, 3] of a cloud, once checked.
+    """Returns the checked triangles [F, 3, 3] of a mesh in memory, or points [Q, 3] of a cloud.
 
     Args:
         shape: a trimesh mesh, scene or point cloud, or points [Q, 3] in numpy or torch.

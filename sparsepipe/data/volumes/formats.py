@@ -25,7 +25,7 @@ _ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
 
 
 def suffix_of(path: Path) -> str:
-    """Returns which of ``SUFFIXES`` a volume has; a zarr directory has ``.zarr`` in any case."""
+    """Returns which of ``SUFFIXES`` a volume has; ``.zarr`` for zarr directories without one."""
     found = [suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)]
     if found:
         return max(found, key=len)
@@ -39,7 +39,7 @@ def suffix_of(path: Path) -> str:
 
 @contextmanager
 def open_volume(path: Path) -> Iterator[Any]:
-    """Yields an array whose slices are read from the file; its format is not in ``CONVERTED``."""
+    """Yields an array whose slices are read from the file, which is not one to convert."""
     with _explained(path):
         match suffix_of(path):
             case ".npy":
