@@ -94,7 +94,7 @@ class RowReader(Protocol):
         ...
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[Any], NDArray[np.float32]]:
-        """Returns the row and [K] numbers of a file of this digest, or raises a DataError."""
+        """Returns a file's row and [K] numbers, given its digest; raises a DataError if corrupt."""
         ...
 
 

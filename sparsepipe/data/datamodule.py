@@ -120,7 +120,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         self.num_train, self.num_val = len(self._train_S), len(self._val_S)
 
     def train_dataloader(self) -> DataLoader[dict[str, Any]]:
-        """Loader of this rank's shuffled, augmented training samples; all ranks get as many."""
+        """Loader of this rank's shuffled, augmented training samples, equally many for each."""
         return self._loader("train", self._train_S)
 
     def val_dataloader(self) -> DataLoader[dict[str, Any]] | list[DataLoader[dict[str, Any]]]:
@@ -275,7 +275,7 @@ class ShapeDataModule(SplitDataModule):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names; a label is an index here."""
+        """Class names, indexed by the labels."""
         classes: tuple[str, ...] = self.samples("train").classes
         return classes
 
@@ -284,7 +284,7 @@ class ShapeDataModule(SplitDataModule):
         return self._source.fingerprint(self._cache)
 
     def preprocessing(self) -> Preprocessing:
-        """Returns the preprocessing that turns any shape into an input, as it does a test shape."""
+        """Returns a callable that prepares any shape for a network, as test shapes are prepared."""
         first = getattr(self._source, "takes_first_points", False)
         return Preprocessing(
             voxelisation=self._voxelisation,

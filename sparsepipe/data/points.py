@@ -205,7 +205,7 @@ def measure_frames(
 
 
 def _is_far(low_S3: NDArray[Any], high_S3: NDArray[Any], *, times: float) -> NDArray[np.bool_]:
-    """Whether each shape's middle is farther from 0 than ``times`` halves of its longest side."""
+    """Whether each shape's middle is farther from 0 than ``times`` half its longest side: [S]."""
     half_S = (high_S3.astype(np.float64) - low_S3).max(axis=1) / 2
     middle_S = np.abs(high_S3.astype(np.float64) + low_S3).max(axis=1) / 2
     far_S: NDArray[np.bool_] = middle_S > times * half_S

@@ -41,7 +41,7 @@ Triangles = NDArray[np.float64]
 class ShapeSampler:
     """Samples points from a cloud or, uniformly, from a mesh's surface, and quantises them.
 
-    The file's content seeds the sampling, which so does not depend on order, workers or location.
+    The file's content seeds the sampling, so that files' order, paths and workers have no effect.
     From a cloud of more than P points, P are drawn; the points of a smaller cloud are repeated.
 
     Attributes:
@@ -137,7 +137,7 @@ def quantise(
 
 
 def quantised_points(points: StoredArray, meta_SK: FloatArray, **of_shapes: Any) -> PointSet:
-    """Returns a point set of a ``ShapeSampler``'s points and numbers, with other fields given."""
+    """Returns a ``ShapeSampler``'s points and numbers as a point set with fields ``of_shapes``."""
     low_S3, high_S3 = meta_SK[:, 0:3], meta_SK[:, 3:6]
     return PointSet(
         points=points,

@@ -1,4 +1,4 @@
-"""Exchange of codes, the encoders' outputs, and of their gradients among ranks with domains.
+"""Exchange of codes (outputs of encoders) and their gradients between ranks with domains.
 
 The mean of a shared parameter's gradients over the ranks that have it is the gradient that a single
 process would compute; so is the mean of a private parameter's gradients over a domain's replicas.
@@ -45,7 +45,7 @@ class Ranks:
         group: process group of all ranks; None: the default one.
         encoders: process group of the ranks that have domains; None: no others have any.
         replicas: process group of the ranks that have this rank's domain; None: no others have it.
-        whole: function of this process's part of samples, cut over a grid, that returns them whole.
+        whole: function that returns whole samples, given this process's part, cut over a grid.
     """
 
     placement: Placement
@@ -91,7 +91,7 @@ class _OverGrids(OneGrid):
         return add_up(counts, self.ranks.group, what="adding up what ranks have counted")
 
     def add_up(self, value: Tensor, domain: str | None) -> Tensor:
-        """Returns a norm's ``value``, summed over the ranks with ``domain`` (None: any domain).
+        """Returns a batch norm's ``value`` summed over the ranks with ``domain`` (None: with any).
 
         In the backward pass, the ranks' gradients are summed as well.
         """
@@ -205,7 +205,7 @@ def _scaled(value: Tensor, factor: float) -> Tensor:
 
 
 def _from_all(rows: Tensor, counts: Sequence[int], ranks: Ranks, *, what: str) -> Tensor:
-    """Gathers all ranks' rows, ``counts[rank]`` of each; only its own ``rows`` get gradients."""
+    """Gathers all ranks' rows, ``counts[rank]`` of each; only this rank's get gradients."""
     others = [rank for rank in range(len(counts)) if rank != ranks.rank]
     pending = start_messages(
         [(rank, rows.detach()) for rank in others],

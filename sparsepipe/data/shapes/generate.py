@@ -91,7 +91,7 @@ def generate_shapes(
     """Models shapes and writes ``<root>/<class>/{train,test}/<class>_0001.off`` and so on.
 
     Only missing files are generated, each of them atomically, so that the next call continues
-    where an interrupted one stopped. A folder has one set of settings, recorded in ``shapes.json``.
+    where an interrupted one stopped. A folder has one set of settings; others raise a DataError.
 
     Arguments are as for ``GeneratedShapes``; ``workers`` is the largest number of processes.
     """

@@ -104,7 +104,7 @@ class NpzBundle:
         )
 
     def fingerprint(self, cache: CacheSettings) -> str:
-        """Returns a hex digest of the two files."""
+        """Returns a hex digest of the two files' contents."""
         names = [f"{split}.npz" for split in SPLITS]
         files = scan_files(self.root, names, cache_directory=cache.directory)
         return digest_values([file.digest for file in files])

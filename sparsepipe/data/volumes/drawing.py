@@ -41,7 +41,7 @@ class DrawnObject:
     Attributes:
         texture: index in ``TEXTURES``.
         center_D: position of its middle in the sample, in voxels.
-        frame_DD: maps offsets from the middle to a frame in which the object is a unit ball.
+        frame_DD: matrix that maps offsets from the middle to a frame where it is a unit ball.
         order: order of the norm that defines this ball.
         reach_D: on each axis, a bound on the distance of its voxels from the middle, in voxels.
         waves_2D: two unit vectors, the directions of the texture's waves; orthogonal unless D is 1.

@@ -39,7 +39,7 @@ def suffix_of(path: Path) -> str:
 
 @contextmanager
 def open_volume(path: Path) -> Iterator[Any]:
-    """Yields an array whose slices are read from the file, which is not one to convert."""
+    """Yields an array whose slices are read from a file of a format that is not ``CONVERTED``."""
     with _explained(path):
         match suffix_of(path):
             case ".npy":

@@ -69,7 +69,7 @@ class GeneratedVolumes:
 
     Args:
         root: ignored, because nothing is read.
-        labels: whether ``classes`` name labels of samples or of voxels.
+        labels: what the attribute ``classes`` names: labels of samples or of voxels.
         cache: settings of the cache that keeps the samples.
         sizes: spatial sizes in voxels: one for signals, two for images, three for volumes.
         channels: number of channels; all show the same objects, in different light.

@@ -100,7 +100,7 @@ class FileSamples:
 
 
 class VolumeFiles:
-    """Source: zarr arrays, ``.npy``, ``.h5``, ``.tif``, ``.nii`` and ``.nii.gz`` of equal sizes.
+    """Source: zarr arrays, ``.npy``, ``.h5``, ``.tif``, ``.nii``, ``.nii.gz`` files of equal size.
 
     ``root`` is a folder or a csv file. With labels of voxels, a folder has ``inputs`` and
     ``labels`` with files of the same names, whatever their suffixes; with labels of samples, it has
