@@ -169,7 +169,7 @@ class EpochSums(pl.Callback):
                     whole["value"] = item.meta.reduce_fx(before["value"], mine["value"])
             if whole is None:
                 log.warning(
-                    "%s of this epoch lacks the batches before the stop: %s cannot be merged",
+                    "%s of this epoch lacks the batches before the stop: a %s cannot be merged",
                     item.meta.name,
                     type(item.value).__name__,
                 )

@@ -307,9 +307,9 @@ class ShapeDataModule(SplitDataModule):
         if points.counts_S is not None and (points.counts_S < wanted).any():
             fewest, few = int(points.counts_S.argmin()), int((points.counts_S < wanted).sum())
             log_once(
-                f"{few} of {len(points)} {split} clouds have fewer than the {wanted} points to "
-                f"draw, the smallest {points.counts_S[fewest]} "
-                f"({(points.files or points.names)[fewest]}): their points are repeated"
+                f"{split} clouds repeat points if they have fewer than the {wanted} to draw: "
+                f"{few} of {len(points)}, the smallest {points.counts_S[fewest]} "
+                f"({(points.files or points.names)[fewest]})"
             )
         if settings.representation == "dense_surface":
             self._surfaces[split] = self._source.load_surface(  # type: ignore[attr-defined]

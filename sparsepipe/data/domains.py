@@ -133,13 +133,11 @@ class DomainDataModule(pl.LightningDataModule):
                 )
         if labelled[1:]:
             log_once(
-                f"labels of the targets {', '.join(labelled[1:])} are ignored in training and "
-                "used only in evaluations"
+                "the labels of targets are ignored in training and used only in evaluations: "
+                f"{', '.join(labelled[1:])}"
             )
         if bare:
-            log_once(
-                f"the targets {', '.join(bare)} have no labels: they are evaluated without accuracy"
-            )
+            log_once(f"targets without labels are evaluated without accuracy: {', '.join(bare)}")
         strategy = None if self.trainer is None else self.trainer.strategy
         placement = self._placement = getattr(strategy, "placement", None)
         own = getattr(strategy, "domains", None)  # empty on a rank that only computes losses
@@ -154,8 +152,8 @@ class DomainDataModule(pl.LightningDataModule):
             each.epoch_samples = self._longest * replicas[name]
             if each.num_train < each.epoch_samples:
                 log_once(
-                    f"domain {name}: an epoch needs {each.epoch_samples} samples, so that its "
-                    f"{each.num_train} are repeated"
+                    f"domain {name}: an epoch needs {each.epoch_samples} samples, so the "
+                    f"domain's {each.num_train} are repeated"
                 )
 
     def train_dataloader(self) -> Any:

@@ -190,8 +190,8 @@ def measure_frames(
         coarse_S = steps_S > _COARSE * (high_S3 - low_S3).max(axis=1)
         if coarse_S.any():
             text = (
-                "%d of %d shapes have points in %s so far from the origin that they are rounded to "
-                "steps of up to %.2g: subtract an offset before storing them, or use float64"
+                "points of %d of %d shapes in %s are so far from the origin that they are rounded "
+                "to steps of up to %.2g: subtract an offset before storing them, or use float64"
             )
             _LOG.warning(text, int(coarse_S.sum()), len(coarse_S), dtype, steps_S.max())
     far_S = _is_far(low_S3, high_S3, times=_FAR)

@@ -42,8 +42,9 @@ def num_ranks(spec: RunSpec, inventory: Inventory, division: Division | None) ->
         )
     if planned not in (None, devices):
         raise PlanError(
-            f"parallel.plan is for {planned} devices, but parallel.devices={devices}",
-            remedy=f"set parallel.devices=auto, or give a plan for {devices} devices",
+            f"parallel.plan is for {planned} device{'s' * (planned != 1)}, but parallel.devices="
+            f"{devices}",
+            remedy="set parallel.devices=auto, or give a plan for as many devices",
         )
     try:
         inventory.require(devices // nodes, num_hosts=nodes)

@@ -150,10 +150,9 @@ class TrainEmulated(Task):
             ranks, hosts = len(chosen), sorted({place.host for place in chosen})
         planned = None if division is None else division.num_ranks
         if given.devices not in ("auto", ranks) or planned not in (None, ranks):
-            key = f"parallel.devices={given.devices}"
+            key = f"devices={given.devices}" if planned is None else f"plan is for devices={planned}"
             raise ConfigError(
-                f"{key if planned is None else f'parallel.plan is for {planned} devices'}, but the "
-                f"emulated cluster has {ranks} devices",
+                f"parallel.{key}, but the number of emulated devices is {ranks}",
                 remedy="set parallel.devices=auto, give a plan for all devices or one that names "
                 "those it uses, or choose hardware with as many devices",
             )

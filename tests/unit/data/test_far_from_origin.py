@@ -153,7 +153,7 @@ def test_coarse_points_are_told(
 ) -> None:
     moved_SP3 = (clouds() + 5e6).astype(np.float32)
     bundle(tmp_path, settings, points=moved_SP3)
-    assert "3 of 3 shapes have points in float32 so far from the origin" in caplog.text
+    assert "points of 3 of 3 shapes in float32 are so far from the origin" in caplog.text
 
 
 def test_a_shape_of_a_single_point_lies_anywhere(tmp_path: Path) -> None:
