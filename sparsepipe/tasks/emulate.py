@@ -150,9 +150,10 @@ class TrainEmulated(Task):
             ranks, hosts = len(chosen), sorted({place.host for place in chosen})
         planned = None if division is None else division.num_ranks
         if given.devices not in ("auto", ranks) or planned not in (None, ranks):
-            key = f"devices={given.devices}" if planned is None else f"plan is for devices={planned}"
+            what = f"plan is for {planned} device{'s' * (planned != 1)}"
+            what = f"devices={given.devices}" if planned is None else what
             raise ConfigError(
-                f"parallel.{key}, but the number of emulated devices is {ranks}",
+                f"parallel.{what}, but the number of emulated devices is {ranks}",
                 remedy="set parallel.devices=auto, give a plan for all devices or one that names "
                 "those it uses, or choose hardware with as many devices",
             )
