@@ -60,8 +60,8 @@ def _refuse(problems: list[str]) -> None:
     if problems:
         raise ConfigError(
             "; ".join(dict.fromkeys(problems)),
-            remedy="correct the key or value; `sparsepipe --cfg job` prints the whole "
-            "configuration, `sparsepipe --help` its groups and their options",
+            remedy="correct the key or value; `sparsepipe --cfg job` with these "
+            "overrides prints the whole configuration, `sparsepipe --help` its groups and options",
         )
 
 

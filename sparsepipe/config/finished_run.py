@@ -32,7 +32,7 @@ from sparsepipe.config.run_spec import (
 from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils import reading
-from sparsepipe.utils.extensions import is_trusted
+from sparsepipe.utils.extensions import TRUSTED, is_trusted
 from sparsepipe.utils.files import expanded
 
 log = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ def training_of(source: str) -> Training | None:
         if not is_trusted(target):
             raise ConfigError(
                 f"{file} names the callable {target}, but without the config.yaml of its run, a "
-                "checkpoint may only name callables of sparsepipe, torch.nn and torch.optim",
+                f"checkpoint may only name callables of {', '.join(TRUSTED)}",
                 remedy="evaluate the checkpoint in the directory of its run, whose config.yaml "
                 "may name any callable",
             )

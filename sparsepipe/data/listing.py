@@ -28,7 +28,7 @@ _LAYOUT = (
 )
 _SPLIT = (
     "if the data have the setting, set test_share or data.split to the share of each class for "
-    "testing (0 to 1); data.split can also be a csv file with the columns file and split, or null"
+    "testing (between 0 and 1); data.split can also be a csv file with the columns file and split, or null"
 )
 
 
@@ -117,7 +117,7 @@ def list_folder(
         others += [file.name for file in found if not file.class_name]
         found = [file for file in found if file.class_name]
     if others:
-        log_once(f"{root}: other files and folders are passed over: {named(others)}")
+        log_once(f"{root}: other files and folders are ignored: {named(others)}")
     for what, has in (("class", "class_name"), ("train or test", "split")):
         within = [file.name for file in found if getattr(file, has)]
         outside = [file.name for file in found if not getattr(file, has)]

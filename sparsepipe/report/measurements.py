@@ -110,7 +110,12 @@ class MeasuringPlace:
     hardware: str
     versions: str
     commit: str
-    short_commit: str
+
+    @property
+    def short_commit(self) -> str:
+        """The commit's first 12 digits, with what follows its dash, if any."""
+        number, dash, changed = self.commit.partition("-")
+        return number[:12] + dash + changed
 
     @classmethod
     def of(cls, row: Row) -> Self:
@@ -120,14 +125,11 @@ class MeasuringPlace:
             hardware += f" ({accelerator})"
         if hardware != "unknown" and (cores := row.get("machine_cores")) and kind != "simulated":
             hardware += f", {int(cores)} cores"
-        commit = str(row.get("git_commit") or "")
-        number, dash, changed = commit.partition("-")
         return cls(
             kind=str(row.get("kind", "unknown")),
             hardware=hardware,
             versions=", ".join(f"{name} {row[name]}" for name in _PACKAGES if row.get(name)),
-            commit=commit,
-            short_commit=number[:12] + dash + changed,
+            commit=str(row.get("git_commit") or ""),
         )
 
 

@@ -194,7 +194,7 @@ class KernelMap:
 
     def gather_plan(self, rows_per_block: int) -> GatherPlan:
         """Returns the plan that computes outputs from inputs, in blocks of output rows."""
-        name = f"gather plan of {rows_per_block} rows"
+        name = f"kernel map: gather plan of {rows_per_block} rows"
         return self.derived(name, lambda _: build_gather_plan(self.neighbours_KM, rows_per_block))
 
     def scatter_plan(self, rows_per_block: int) -> GatherPlan:
@@ -208,9 +208,9 @@ class KernelMap:
             return self.gather_plan(rows_per_block)
         # int32, the output row that reads each input at each offset
         readers_KN = self.derived(
-            "readers", lambda _: invert_rows(self.neighbours_KM, self.num_inputs)
+            "kernel map: readers", lambda _: invert_rows(self.neighbours_KM, self.num_inputs)
         )
-        name = f"scatter plan of {rows_per_block} rows"
+        name = f"kernel map: scatter plan of {rows_per_block} rows"
         return self.derived(name, lambda _: build_gather_plan(readers_KN, rows_per_block))
 
     @property

@@ -165,7 +165,7 @@ class SpatialStrategy(DataParallelStrategy):
             return super().reduce(tensor, group, reduce_op)  # on which all ranks must agree
         if self._replicas == 1:
             return tensor
-        return super().reduce(tensor, self._groups[1], reduce_op)
+        return super().reduce(tensor, self._groups[1] if self._groups else None, reduce_op)
 
     @override
     def process_dataloader(self, dataloader: object) -> object:

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from sparsepipe.errors import ConfigError
 
 T = TypeVar("T")
-_TRUSTED = ("sparsepipe.models", "sparsepipe.data", "sparsepipe.sparse", "torch.nn", "torch.optim")
+TRUSTED = ("sparsepipe.models", "sparsepipe.data", "sparsepipe.sparse", "torch.nn", "torch.optim")
 """Packages whose callables may be called when a file, such as a checkpoint, names them."""
 
 
@@ -93,11 +93,11 @@ def by_name(name: str, known: Mapping[str, T], *, kind: str) -> T | Callable[...
 
 
 def is_trusted(path: str) -> bool:
-    """Whether a dotted path leads to a callable of one of the :data:`_TRUSTED` packages.
+    """Whether a dotted path leads to a callable of one of the :data:`TRUSTED` packages.
 
     Callables that these packages import from elsewhere are not trusted.
     """
-    trusted = tuple(f"{each}." for each in _TRUSTED)
+    trusted = tuple(f"{each}." for each in TRUSTED)
     if not path.startswith(trusted):
         return False
     try:
@@ -127,7 +127,7 @@ def build_trusted(node: Any) -> Any:
     values.pop("_convert_", None)
     if not is_trusted(path):
         raise ConfigError(
-            f"the file names {path}, but only callables of {', '.join(_TRUSTED)} are called",
+            f"the file names {path}, but only callables of {', '.join(TRUSTED)} are called",
             remedy="build the object yourself and pass it instead",
         )
     made = functools.partial(imported(path), **values)

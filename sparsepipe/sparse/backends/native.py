@@ -42,7 +42,8 @@ class NativeBackend:
         if kernel.dtype != feats.dtype:
             raise BackendError(
                 f"features are {feats.dtype}, but the kernel is {kernel.dtype}",
-                remedy="convert one of them, for example with x.to(kernel.dtype)",
+                remedy="convert one of them, for example with x.to(kernel.dtype), or, if neither "
+                "is float64, run under torch.autocast",
             )
         if spec.volume == 1 and spec.is_submanifold:  # a plain matrix product
             out = feats @ kernel[0]

@@ -114,6 +114,16 @@ def test_the_grid_spans_turned_shapes_too(
         np.testing.assert_allclose(unit_N3.min(axis=0), -1, atol=1e-5)
 
 
+def test_disabled_augmentation_turns_nothing(
+    make_tree: Callable[..., Path], make_data: Callable[..., Any]
+) -> None:
+    root, clouds = make_tree(2), []
+    for augment in (Augment(), Augment(enabled=False, rotate_deg=180, flip=1.0)):
+        dataset = make_data(root, augment=augment).train_dataloader().dataset
+        clouds.append(dataset.unit_cloud(0, np.random.default_rng(0)))
+    np.testing.assert_array_equal(*clouds)
+
+
 @pytest.mark.parametrize("augment", [Augment(flip=1.0), Augment(rotate_deg=180)])
 def test_turning_alone_keeps_every_point_of_a_box(
     make_tree: Callable[..., Path], make_data: Callable[..., Any], augment: Augment
@@ -147,7 +157,7 @@ def test_validation_is_apart_from_training_and_test(
     ("settings", "said"),
     [
         ({"resolution": MAX_RESOLUTION + 1}, f"less than or equal to {MAX_RESOLUTION}"),
-        ({"point_ratio": 0.0}, "point_ratio=0.0 is not valid"),
+        ({"point_ratio": 0.0}, "point_ratio=0.0 is not valid.* greater than 0"),
         ({"span": "box"}, "'extent', 'cube' or 'sphere'"),
         ({"num_points": 513}, "at most 512, or to null"),
         ({"batch_size": 0}, "batch_size=0"),

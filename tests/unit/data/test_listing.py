@@ -99,8 +99,8 @@ def test_what_is_passed_over_is_logged_once(
     for _ in range(2):
         found = listed(tmp_path, needs_classes=True)
         assert "0.off" not in (*found["train"], *found["test"])
-    assert [each for each in caplog.messages if "passed over" in each] == [
-        f"{tmp_path}: other files and folders are passed over: "
+    assert [each for each in caplog.messages if "ignored" in each] == [
+        f"{tmp_path}: other files and folders are ignored: "
         "README.txt, ant/1.mtl, bee/textures/, 0.off"
     ]
     assert find_files(tmp_path, SUFFIXES)[1] == ["README.txt", "ant/1.mtl", "bee/textures/"]

@@ -24,6 +24,14 @@ def test_layers_and_shapes() -> None:
     assert not any(getattr(layer, "inplace", False) for layer in net), "its input may be kept"
 
 
+def test_only_later_convolutions_begin_near_the_identity() -> None:
+    """Also where the first has as many channels on both sides."""
+    torch.manual_seed(0)
+    kernels = [layer.weight.detach() for layer in cnn_5x5(10, in_channels=8, width=0.25)[:6:3]]
+    gaps = [float((each - nn.init.dirac_(torch.empty_like(each))).norm()) for each in kernels]
+    assert gaps[0] > 3 > 1 > gaps[1]
+
+
 def test_by_default_eight_stages_can_have_nearly_equal_shares() -> None:
     """By multiplications; what layers take is measured (task=profile)."""
     net, x, costs = cnn_5x5(10), torch.zeros(1, 1, 28, 28), []

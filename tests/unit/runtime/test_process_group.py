@@ -110,7 +110,8 @@ def test_ranks_that_do_not_join_are_named(comes: tuple[int, ...]) -> None:
 
 def test_without_a_launcher_all_join_at_rank_0(port: int) -> None:
     (error,) = complaints((1,), port)
-    assert error.message.startswith("rank 0, which keeps the store that all ranks join, did not")
+    said = "rank 0, which keeps the store that all ranks join, did not answer rank 1"
+    assert error.message.startswith(said)
 
 
 @pytest.fixture

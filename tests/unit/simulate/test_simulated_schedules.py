@@ -105,7 +105,9 @@ def test_a_device_without_microbatches_is_refused_as_in_training(
 ) -> None:
     plan = plan_of(config)
     training = SynchronousPipelineStrategy(schedule=schedule, microbatches=MICROBATCHES)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=f"number of devices of stage {stage}") as trained:
+    with pytest.raises(
+        ConfigError, match=f"less than 5, the number of devices of stage {stage}"
+    ) as trained:
         training.spans_of(plan, nn.Sequential())
     setting = Setting(network=ClusterNetwork.flat(plan.num_ranks))
     with pytest.raises(ConfigError) as simulated:

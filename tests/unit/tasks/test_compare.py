@@ -131,5 +131,7 @@ def test_refused(outputs: Path, runs: list[Any], message: str) -> None:
 def test_a_configuration_that_cannot_be_read_is_named(outputs: Path, tmp_path: Path) -> None:
     path = made(tmp_path / "x" / "broken", lr=0.1)
     (path / "config.yaml").write_text("a: [")
-    with pytest.raises(DataError, match=r"config.yaml is not a valid configuration: .*line 1"):
+    with pytest.raises(
+        DataError, match=r"broken/config.yaml is not a valid configuration: .*line 1"
+    ):
         compared(outputs, "bbb", path)

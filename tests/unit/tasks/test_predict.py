@@ -182,7 +182,9 @@ def test_a_training_is_used_from_any_directory(
     for row in table(here.path):
         found = model.predict(row["file"])
         assert found.probability == pytest.approx(float(row["probability"]), abs=1e-6)
-    assert "passed over" not in caplog.text, "nobody asked about the data of the training"
+    assert "files and folders are ignored" not in caplog.text, (
+        "nobody asked about the data of the training"
+    )
     (place / "parts").rename(place / "moved")
     try:
         with pytest.raises(DataError, match=r"parts is not a directory.*data.root is that of"):
