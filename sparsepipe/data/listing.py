@@ -28,7 +28,8 @@ _LAYOUT = (
 )
 _SPLIT = (
     "if the data have the setting, set test_share or data.split to the share of each class for "
-    "testing (between 0 and 1); data.split can also be a csv file with the columns file and split, or null"
+    "testing (between 0 and 1); data.split can also be a csv file with the columns file and split, "
+    "or null"
 )
 
 
