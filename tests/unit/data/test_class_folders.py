@@ -68,7 +68,7 @@ def test_shapes_of_all_formats(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     }
     said = caplog.text
     assert "other files and folders are ignored: ball/p0.mtl, ball/p0.png" in said
-    assert re.search(r"the smallest 150 \(\S+/p2\.csv\): their points are repeated", said)
+    assert re.search(r"repeat points .*the smallest 150 \(\S+/p2\.csv\)", said)
     assert all(fault in said for fault in ("broken.stl holds no shape", "short.npz", "pipe.stl"))
     batch = next(iter(data.train_dataloader()))
     assert batch["label"].shape == (4,)
