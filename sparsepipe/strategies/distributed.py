@@ -33,6 +33,7 @@ from sparsepipe.utils.process import end_with_parent, keep_freed_memory, outlive
 
 class RankEnvironment(LightningEnvironment):
     """Cluster environment of ranks started by Lightning or an elastic agent (such as torchrun's).
+
     Lightning's own environment for elastic agents requires the same number of devices on every
     host; this one reads the environment variables ``RANK`` and ``WORLD_SIZE`` instead.
     """
@@ -79,6 +80,7 @@ _RANK_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RAN
 
 class SlowedSteps(Strategy):
     """A strategy whose steps end with a pause, to last as long as on a slower device.
+
     An optimizer's step calls the training step and the backward pass in a closure; each of the
     three adds a pause for its own computing time only. Results do not change.
     """
@@ -99,6 +101,7 @@ class SlowedSteps(Strategy):
 
 class RankedStrategy(SlowedSteps, DDPStrategy):
     """Base class of all strategies that can have several ranks.
+
     A Trainer with one device leaves neither a process group nor environment variables behind, so
     the next Trainer in the process may have several devices.
     """

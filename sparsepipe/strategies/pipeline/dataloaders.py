@@ -65,6 +65,7 @@ class Padded:
 
 def adapt_loader(loader: Any, *, reader: int | None) -> Any:
     """Returns the loader, padded with stand-ins to the largest number of batches on any rank.
+
     Every rank must call this, for its loaders in the same order. ``reader`` is this rank's index
     among the replicas of stage 0; None if it does not read.
     """

@@ -42,6 +42,7 @@ Options = dict[str, Any]
 
 class StageOptimizer:
     """Updates a stage's parameters with Lightning's hooks, clipping and the options of one step.
+
     Schedulers change an optimizer's options between Lightning steps. Replicas of a stage may
     apply the same update in different steps, but must all use the options of the same step.
     """
@@ -209,6 +210,7 @@ class Pipeline:
 
     def note(self, kept: Iterable[tuple[Any, Any]], logs: Logs) -> None:
         """Logs ``logs`` of a training step; ranks of the last stage keep ``kept`` until a drain.
+
         ``kept`` has, for each microbatch (or minibatch, if these are not cut), a pair: a key to
         sort by, and (index of the minibatch, number of samples, logs).
         """
