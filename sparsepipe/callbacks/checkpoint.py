@@ -119,9 +119,9 @@ class RunCheckpoint(Checkpoint):
         if obstacle := next(filter(None, found), None):
             if trainer.is_global_zero:
                 log.warning(
-                    "the run will repeat epoch %d from its beginning, since %s; to resume within "
-                    "an epoch, use a DataLoader of a map-style data set, or a loader with "
-                    "state_dict and load_state_dict",
+                    "if resumed, the run will repeat epoch %d from its beginning, since %s; to "
+                    "resume within an epoch, use a DataLoader of a map-style data set, or a loader "
+                    "with state_dict and load_state_dict",
                     epoch + 1,
                     obstacle,
                 )

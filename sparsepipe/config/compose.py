@@ -350,7 +350,8 @@ def refuse_printing_task(spec: RunSpec) -> None:
     """Raises a ConfigError for a task that only prints, which cannot be a sweep's job."""
     if getattr(spec.task.locate(), "prints_only", False):
         raise ConfigError(
-            "every job of a sweep would print the same text", remedy="run it without -m"
+            f"{spec.task.path} only prints: every job of a sweep would print the same text",
+            remedy="run the command without -m",
         )
 
 

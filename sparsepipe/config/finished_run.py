@@ -220,8 +220,8 @@ def training_of(source: str) -> Training | None:
             raise ConfigError(
                 f"{file} names the callable {target}, but without the config.yaml of its run, a "
                 f"checkpoint may only name callables of {', '.join(TRUSTED)}",
-                remedy="evaluate the checkpoint in the directory of its run, whose config.yaml "
-                "may name any callable",
+                remedy="pass the path of the checkpoint inside its run's directory, whose "
+                "config.yaml may name any callable",
             )
     return Training(file, recorded)
 

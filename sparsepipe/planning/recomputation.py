@@ -126,8 +126,8 @@ def given_spans(plan: Plan, parallel: Parallel) -> StageSpans:
     named = recomputed_spans(setting, plan)
     if any(named) and any(own) and named != own:
         raise ConfigError(
-            f"parallel.strategy.recompute names layers {in_words(named)}, but the plan file "
-            f"recomputes layers {in_words(own)}",
+            f"parallel.strategy.recompute selects other layers ({in_words(named)}) than the plan "
+            f"file recomputes ({in_words(own)})",
             remedy="leave out parallel.strategy.recompute to recompute those of the file, set it "
             "to auto to choose layers anew, or give the stages as parallel.plan.config and "
             "parallel.plan.cuts",

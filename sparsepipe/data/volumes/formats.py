@@ -50,7 +50,7 @@ def open_volume(path: Path) -> Iterator[Any]:
                 if not isinstance(array, zarr.Array):
                     names = ", ".join(sorted(name for name, _ in array.arrays())[:6])
                     raise ValueError(
-                        f"it is a group: list one of its arrays in a csv file ({names})"
+                        f"it is a group: list one of its arrays in a csv file ({names or 'none'})"
                     )
                 yield _numeric(array)
             case _:

@@ -136,7 +136,7 @@ def test_a_job_of_a_sweep_that_runs_out_of_it(shell: Shell) -> None:
     (sweep,) = shell.cwd.glob("outputs/tiny/sweeps/*")
     (record,) = records_of(sweep)
     assert " ran out of memory: " in (record.error or "")
-    assert "\n  remedy: take smaller batches (data.batch_size): `sparsepipe task=fit_batch" in (
+    assert "\n  remedy: use smaller batches (data.batch_size; `sparsepipe task=fit_batch" in (
         record.error or ""
     )
     assert "Traceback" not in swept.err
