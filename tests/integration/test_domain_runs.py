@@ -94,7 +94,7 @@ def test_evaluated_elsewhere_and_on_some(job: Job) -> None:
 def test_one_more_domain(shell: Shell) -> None:
     first = shell(*RANKS, "data.targets=1", "parallel.devices=2")
     more = shell(*RANKS, f"checkpoint={first.run}")
-    assert "adapted weights of domains" in more.err
+    assert "of domains digits, blended to digits, blended, inverted" in more.err
     assert set(checkpoint(more.run)["state_dict"]) > set(checkpoint(first.run)["state_dict"])
     assert not orphans(shell.cwd)
 

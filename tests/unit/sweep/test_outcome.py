@@ -17,6 +17,8 @@ STOP = {"exit_code": KILLED, "ended_by": "stop"}
 LINGERS = {"exit_code": KILLED, "ended_by": "lingering"}
 OOM = "killed by the OOM killer: the machine (or the container) ran out of memory"
 ENDED = "and its processes had to be ended"
+ONE_LEFT = "process 7 is still running although it was killed"
+TWO_LEFT = "processes 7, 9 are still running although they were killed"
 
 
 @pytest.mark.parametrize(
@@ -42,9 +44,9 @@ ENDED = "and its processes had to be ended"
         (("finished", None, 0), LINGERS, "finished", None, 0),
         # Of which something is left that nothing ends.
         (("finished", None, 0), {"exit_code": KILLED, "left": (7,)}, "finished", None, 0),
-        (None, {**LIMIT, "left": (7, 9)}, "failed", "7, 9 are still running although", 1),
+        (None, {**LIMIT, "left": (7, 9)}, "failed", f"; {TWO_LEFT}\n", 1),
         (("failed", FULL, 3), {"exit_code": 3, "left": (7,)}, "failed", "mend it; see dmesg", 3),
-        (None, {**STOP, "left": (7,)}, "stopped", "sweep; process 7 is still running", 1),
+        (None, {**STOP, "left": (7,)}, "stopped", f"sweep; {ONE_LEFT}", 1),
         (("stopped", "s", 143), LINGERS, "stopped", "s", 143),
         (("stopped", "s", 130), {**STOP, "exit_code": 130}, "stopped", "ended", 130),
         (None, STOP, "stopped", "ended with the sweep", 1),

@@ -170,7 +170,8 @@ def test_a_sweep_goes_on_beside_a_job_that_cannot_be_ended(
     assert held.process.alive() == [held.number], "it is there all the same"
     hung = sweep._records[0]
     assert hung.status == "failed"
-    assert f"job_limit_s=0.1; process {held.number} is still running" in (hung.error or "")
+    left = f"process {held.number} is still running although it was killed\n"
+    assert f"job_limit_s=0.1; {left}" in (hung.error or "")
     assert read_record(one.ready.job.record) == hung
     assert sweep._records[1].number == 1, "the next one had its turn"
 
@@ -184,7 +185,8 @@ def test_a_job_that_has_ended_and_left_what_cannot_be_ended(
     sweep._loop([])
     record = sweep._records[0]
     assert (record.status, record.exit_code) == ("failed", 5)
-    assert f"left no record; process {held.number} is still running" in (record.error or "")
+    left = f"process {held.number} is still running although it was killed"
+    assert f"left no record; {left}" in (record.error or "")
 
 
 def test_a_stop_waits_for_it_no_longer(stuck: Callable[..., Stuck], tmp_path: Path) -> None:
