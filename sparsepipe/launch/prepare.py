@@ -135,9 +135,9 @@ def refuse_few_microbatches(run: ResolvedRun) -> None:
 
 
 def refuse_empty_microbatches(run: ResolvedRun) -> None:
-    """Raises a ConfigError if some microbatches of a training would be empty in every step.
+    """Raises a ConfigError if a training run's batch cannot fill all microbatches.
 
-    Before a search has found the plan, only if they would be empty with every plan.
+    Before a search has found the plan, it raises only if that is so with every plan.
     """
     spec, division = run.spec, run.division
     synchronous, samples = spec.parallel.synchronous, spec.data.get("batch_size")

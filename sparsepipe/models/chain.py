@@ -95,7 +95,7 @@ class ChainBlock(nn.Sequential):
 
 
 class Resized(nn.Module):
-    """Interpolates a tensor linearly to the spatial size of the one kept last, which is dropped."""
+    """Interpolates a tensor linearly to the spatial size of the last kept one, and drops that."""
 
     def __init__(self, dimensions: int) -> None:
         super().__init__()

@@ -200,8 +200,9 @@ def check_microbatches(
     if (most := max(replicas, default=0)) > count:
         raise ConfigError(
             f"{name}={count} is less than {most}, the number of devices of stage "
-            f"{replicas.index(most)} (plan {'-'.join(map(str, replicas))}), which take turns",
-            remedy=f"set {name} to {most} or more, best to a multiple of each stage's devices",
+            f"{replicas.index(most)} (plan {'-'.join(map(str, replicas))}), "
+            "some of which would get none",
+            remedy=f"set {name} to at least {most}, ideally to a multiple of each stage's devices",
         )
 
 

@@ -59,8 +59,8 @@ def load_profiles(
         settings: the model's settings, which a profile must match; None: not compared.
 
     Raises:
-        ProfileError: a file is missing, broken or measured on another model or with other model
-            settings; or ``given`` names an unknown device; or a device has two profiles.
+        ProfileError: a file is missing or broken, or has measurements of another model or other
+            settings; ``given`` names an unknown device; the inventory names two files for a device.
     """
     devices = [device for host in inventory.hosts for device in host.devices]
     names = list(dict.fromkeys(device.name for device in devices))

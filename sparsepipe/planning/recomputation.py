@@ -119,7 +119,9 @@ def synchronous_stages_of(
 
 
 def given_spans(plan: Plan, parallel: Parallel) -> StageSpans:
-    """The spans that a plan recomputes: those of the setting or, if it is ``none``, of the file."""
+    """The spans of layers that each stage recomputes: those of ``parallel.recompute`` or, if it is
+    ``none``, those that the plan's file names.
+    """
     setting, own = parallel.recompute, spans_in_plan(plan)
     if setting == "none" and parallel.synchronous is not None:
         return own

@@ -206,7 +206,7 @@ def _rows_of_file(source: Path) -> list[dict[str, Any]]:
         except ArrowException as error:  # not always a ValueError
             raise ValueError(str(error).partition("\n")[0]) from error
         if lacking := _NEEDED - set(rows[0] if rows else ()):
-            raise ValueError(f"it has no {' and no '.join(sorted(lacking))}")
+            raise ValueError(f"its first row lacks {' and '.join(sorted(lacking))}")
         counts = Counter((str(row.get("name")), str(row.get("run_id"))) for row in rows)
         if twice := [_RUN.format(*run) for run, count in counts.items() if count > 1]:
             raise ValueError(f"it has {twice[0]} more than once")

@@ -123,7 +123,7 @@ def _known_class(module_name: str, name: str, needed: type = object) -> Any:
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part)
     if not isinstance(found, type) or not issubclass(found, needed):
-        raise UnreadableMessage(f"{module_name}.{name} is not known on this rank")
+        raise UnreadableMessage(f"{module_name}.{name}, a class unknown on this rank")
     return found
 
 

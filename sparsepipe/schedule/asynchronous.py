@@ -53,10 +53,11 @@ class RankOrder:
         return update * self._replicas
 
     def step_of(self, update: int) -> int:
-        """The round of stage 0 that contains the minibatch of the last forward that replica 0 of
-        this stage runs before ``update``; other replicas may reach the update in another round.
+        """The index of the training step to which ``update`` belongs.
 
-        The result is final while a rank runs the update: that minibatch has come, or never will.
+        A step is a round of stage 0. It is the one whose minibatch replica 0 of this stage sends
+        forward last before ``update``, even if other replicas update in another round. As long as
+        minibatches are fed, the result may grow; it is final once a rank runs the update.
         """
         forward = (self._warmup + update) * self._replicas
         return min(forward, self.minibatches - 1) // self._readers

@@ -29,7 +29,8 @@ class MessageQueue:
         ports: numbers of the ports that messages run through.
         latency_s: seconds from the sending of a message's last byte to its arrival.
         num_bytes: size of a message.
-        came: called when a message has arrived, with its minibatch and microbatch and its start.
+        came: called when a message has arrived, with its minibatch and microbatch, and the time in
+            seconds at which it began to move.
         wake_source: called when the queue may have room for the sender's next message.
         wake_target: called when a message has arrived for the receiver.
     """
@@ -115,8 +116,9 @@ class MessageQueue:
             self._wake_source()
 
     def state(self, number: int) -> State | None:
-        """Where messages are, with minibatches counted from ``number``, and when the message under
-        way leaves or, having left, arrives; None: the queue has no message, and none is awaited.
+        """Where messages are, with minibatches counted from ``number``, and when the last byte of
+        the one under way leaves or, if it has left, arrives. None: the queue is empty, and the
+        receiver waits for no message.
         """
         if self._moving is None and not (self._waiting or self._there or self._is_awaited):
             return None

@@ -201,7 +201,11 @@ def _costs(
     updates: bool,
     copies: bool,
 ) -> StageCosts:
-    """The costs of a stage with ``layers`` (first, last); ``load_s``: by profile ``id``."""
+    """The costs of a stage with ``layers`` (first, last), one of ``profiles`` for each device.
+
+    ``load_s``: seconds to load a batch, by ``id`` of the profile; ``updates`` and ``copies``:
+    whether updates and copies of the weights take time.
+    """
     first, end = layers[0], layers[1] + 1
     kinds = {id(profile): profile.layers[first:end] for profile in profiles}
     forward_s = {

@@ -86,11 +86,11 @@ class ResolvedRun:
     ) -> Self:
         """Resolves the run of a configuration that :meth:`Task.configured` has returned.
 
-        If ``directory``, the run's, is given and contains a plan, the run has that plan.
+        If ``directory`` is given and contains a plan, the run uses that plan.
 
         Raises:
-            ConfigError: the task, the plan, the devices or the number of ranks are invalid.
-            PlanError: the plan is missing, invalid or for other devices.
+            ConfigError: settings of the task, the plan, the devices or the ranks are invalid.
+            PlanError: the plan's file is missing, invalid or for other devices.
             HardwareError: the inventory has too few devices.
         """
         task, division, source = task_of(spec), division_of(spec), spec.checkpoint

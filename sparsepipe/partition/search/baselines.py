@@ -61,7 +61,7 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
     each, hosts = next(iter(numbers.values())), len(numbers)
     if {*numbers.values()} != {each}:
         raise PlanError(
-            f"mp by levels needs as many devices on each host, but these have {numbers}",
+            f"mp by levels needs the same number of devices on each host, not {numbers}",
             remedy="set task.levels=false, and task.search to mp, hete_mp or exact",
         )
     if layers**3 * (each * (each - 1) + hosts * (hosts - 1)) // 2 > MOST_STEPS:

@@ -64,9 +64,9 @@ class LayerTables:
         return saved_I - begin_I, saved_I + end_I, weights_I
 
     def _named(self, kinds: tuple[int, ...], whole: bool) -> tuple[Floats, Floats, Floats]:
-        """Three arrays [I, I] for a batch: bytes that a stage keeps, most bytes inside a span, and
-        seconds of recomputing the layers that the setting names, or all if ``whole``; infinite
-        seconds for a ``whole`` stage with a named layer.
+        """Three arrays [I, I] by begin and end of a stage, for the profiles' batch: bytes that it
+        keeps, most bytes inside a span, and seconds of recomputing the layers that the setting
+        names, or all if ``whole``. Seconds of a ``whole`` stage with a named layer are infinite.
         """
         chain, places = self.chain(kinds), self.problem.spans.num_layers + 1
         spans = self.synchronous.spans(places - 1)

@@ -94,7 +94,10 @@ class Lattice:
         self.last = [n for n, node in enumerate(self.nodes) if node.counts == self.all_used]
 
     def _add(self, used: Counts, earlier_U: Ints) -> None:
-        """Adds nodes with the devices ``used``, and stages to them from the sets ``earlier_U``."""
+        """Adds the nodes that have used the devices ``used``, and the stages that lead to them.
+
+        ``earlier_U``: indices of the sets of devices from whose nodes these stages begin.
+        """
         groups_UK = np.array(used, dtype=np.intp) - self._used_UK[earlier_U]
         below_U = (groups_UK >= 0).all(axis=1)
         befores_B, groups_BK = earlier_U[below_U], groups_UK[below_U]

@@ -169,5 +169,5 @@ def test_unequal_hosts_are_refused() -> None:
         spans=problem.spans,
         model=problem.model,
     )
-    with pytest.raises(PlanError, match="as many devices on each host"):
+    with pytest.raises(PlanError, match="same number of devices on each host"):
         mp_by_levels(unequal, device="gpu")
