@@ -148,7 +148,7 @@ def test_links_lead_to_runs_once(make: Make, tmp_path: Path) -> None:
         ("nowhere", "nowhere not found", "paths.outputs"),
         ("empty", "empty has no finished run", "sparsepipe -m experiment="),
         ("begun", "begun has no finished run, but 1 unfinished", "resumes unfinished"),
-        ("table.csv", "valid ledger: it has no kind and no run_id", "directory of its runs"),
+        ("table.csv", "valid ledger: its first row lacks kind and run_id", "directory of its runs"),
         ("none.csv", "is not a valid ledger", "gather"),
         ("torn.csv", "is not a valid ledger", "gather"),
         ("text.parquet", "is not a valid ledger", "gather"),
