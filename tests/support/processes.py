@@ -46,6 +46,7 @@ _CONTEXT.set_forkserver_preload(
     ]
 )
 _JOIN_S = 60.0
+_STORED_BYTES = 2**22  # torch 2.13.0's store refuses values of more than 8 MiB
 _BUSY_S = 20.0  # for the store to answer on a busy machine, where it is on no rank
 _LIMITS = (
     (missing_ranks, "_STORE_LIMIT_S"),
@@ -221,7 +222,8 @@ class _Shared:
                 for rank, process in enumerate(self._started.processes):
                     key = f"test/answer/{number}/{rank}"
                     if rank not in found and store.check([key]):
-                        found[rank], error, trace = pickle.loads(store.get(key))
+                        parts = [store.get(f"{key}/{n}") for n in range(int(store.get(key)))]
+                        found[rank], error, trace = pickle.loads(b"".join(parts))
                         if error is not None:
                             raise RankFailed(f"rank {rank} raised {error!r}\n{trace}") from error
                     elif rank not in found and not process.is_alive():
@@ -259,7 +261,10 @@ def _serve(rank: int) -> None:
             answer = pickle.dumps((function(rank, *arguments), None, ""))
         except BaseException as error:
             answer = pickle.dumps((None, _portable(error), traceback.format_exc()))
-        store.set(f"test/answer/{number}/{rank}", answer)
+        key, begins = f"test/answer/{number}/{rank}", range(0, len(answer), _STORED_BYTES)
+        for place, begin in enumerate(begins):
+            store.set(f"{key}/{place}", answer[begin : begin + _STORED_BYTES])
+        store.set(key, str(len(begins)))
 
 
 def _start(
