@@ -202,7 +202,7 @@ def test_a_sweep_waits_for_another_command_up_to_its_limit(shell: Shell) -> None
 def test_settings_that_cannot_be(settings: dict[str, float], words: str) -> None:
     with pytest.raises(ConfigError) as error:
         Settings(**settings)
-    assert error.value.message == words
+    assert error.value.message == f"{words} is not above 0"
 
 
 def test_the_launcher_has_the_settings_and_their_values() -> None:

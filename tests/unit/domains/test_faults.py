@@ -109,7 +109,7 @@ def refusal(rank: int, case: Case, what: str) -> str:
 @pytest.mark.parametrize(
     ("what", "word"),
     [
-        ("no domains", "Plain has no domains"),
+        ("no domains", "Plain has no attribute 'domains'"),
         ("sync_batchnorm", "sync_batchnorm"),
         ("two optimizers", "2 optimizers"),
     ],

@@ -65,7 +65,7 @@ def test_branches_are_no_chain() -> None:
     graph = parse_graph(nodes + "\ta -- b\n\ta -- c\n\tb -- d\n\tc -- d\n")
     with pytest.raises(ProfileError, match="branches") as caught:
         chain_profile(graph, meta={})
-    assert "antichain_states" in caught.value.remedy
+    assert "graph_profile" in caught.value.remedy
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_rendezvous_holds_the_sender_until_its_message_has_come() -> None:
     schedule = naive(plan, 3)
     met = simulate(schedule, workload, Setting(network=network, sends=RENDEZVOUS))
     assert met.end_s == pytest.approx(3 * (6.0 + 2.0), rel=EXACT)
-    with pytest.raises(ScheduleError, match="rank 0 at B0; rank 1 at U0") as caught:
+    with pytest.raises(ScheduleError, match="rank 0 before B0, rank 1 before U0") as caught:
         simulate(asynchronous(plan, 2), workload, Setting(network=network, sends=RENDEZVOUS))
     assert "outbox" in caught.value.remedy, "each wants to send before it takes"
 

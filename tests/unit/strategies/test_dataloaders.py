@@ -94,7 +94,7 @@ def test_a_loader_that_is_wrong_about_its_length(monkeypatch: Any, really: int) 
 
 @pytest.mark.parametrize(
     ("lengths", "message"),
-    [([5, 3], "have 5, 3 batches"), ([3, 4], "have 3, 4 batches"), ([4, -1], "unknown number")],
+    [([5, 3], "have 5, 3 batches"), ([3, 4], "have 3, 4 batches"), ([4, -1], "has no length")],
 )
 def test_refused_lengths(monkeypatch: Any, lengths: list[int], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:

@@ -69,7 +69,7 @@ REFUSED = {
     Twice: "Twice evaluates the network several times",
     Ascending: "Ascending evaluates the network several times or at other weights",
     Zeroing: "Zeroing evaluates the network several times or at other weights",
-    Counting: "Counting, or a hook of its step, changes 'number'",
+    Counting: "Counting, or a hook of its step, changes the option 'number'",
 }
 
 

@@ -591,5 +591,5 @@ def test_the_best_grid_exchanges_least() -> None:
     assert best_grid((512, 8192), 4) == (1, 4)
     assert best_grid((96, 96, 96), 8) == (2, 2, 2)
     assert best_grid((3, 3), 9) == (3, 3)
-    with pytest.raises(ConfigError, match="cannot be cut"):
+    with pytest.raises(ConfigError, match="no grid cuts"):
         best_grid((2, 2), 5)

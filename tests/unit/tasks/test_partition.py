@@ -177,7 +177,7 @@ def test_what_a_synchronous_pipeline_recomputes_counts(
 @pytest.mark.parametrize("task", ["partition", "paper/table3", "profile", "fit_batch"])
 def test_several_processes_are_refused(task: str) -> None:
     several = ("parallel=dp", "parallel.devices=2", "hardware.cpu_devices=2")
-    with pytest.raises(ConfigError, match="sets 2") as caught:
+    with pytest.raises(ConfigError, match="asks for 2") as caught:
         resolve_run(composed("experiment=tiny", f"task={task}", *several))
     assert "parallel=single" in caught.value.remedy
 

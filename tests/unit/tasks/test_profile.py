@@ -219,7 +219,7 @@ def test_profiles_of_other_networks_and_workloads(caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(
     ("override", "error", "message"),
     [
-        (("task.num_measured=0",), ProfileError, "0 measured"),
+        (("task.num_measured=0",), ProfileError, r"measured passes \(0\)"),
         (("trainer.precision=bf16-mixed",), ConfigError, "float32 only"),
         pytest.param(
             ("hardware=paper_8gpu",),
