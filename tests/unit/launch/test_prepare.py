@@ -150,7 +150,7 @@ def test_a_plan_by_hand(plan: tuple[str, ...], most: int, stage: int) -> None:
         asked(most - 1)
     told = f"{PARTS}={most - 1} is less than {most}, the number of devices of stage {stage}"
     assert refused.value.message.startswith(told)
-    assert f"set {PARTS} to {most} or more" in refused.value.remedy
+    assert f"set {PARTS} to at least {most}" in refused.value.remedy
     assert asked(most) >= most
 
 
