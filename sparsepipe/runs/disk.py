@@ -105,9 +105,8 @@ def clean(
     if experiment is not None and experiment not in experiments:
         raise NoRunsError(
             f"{place} has no runs of the experiment {experiment!r}",
-            remedy=f"name one of {', '.join(experiments)}"
-            if experiments
-            else "name another directory (task.where)",
+            remedy="set task.where to the directory of its runs; known here: "
+            f"{', '.join(experiments) or 'none'}",
         )
     runs = [run for run in runs if experiment in (None, run.path.parent.name)]
     found = {run: files for run in runs if run.done.exists() and (files := superfluous(run, keep))}

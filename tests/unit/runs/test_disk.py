@@ -131,7 +131,7 @@ def test_runs_of_one_experiment_and_none_that_others_work_on(outputs: Path) -> N
     assert (names(first), names(second)) == ([], ["last"])
     assert names(RunDir(outputs / "first" / "2")) == ["last"], "from which it goes on"
     assert "has a checkpoint to remove\n\n1 unf" in cleaned(outputs, experiment="first")
-    with pytest.raises(NoRunsError, match="name one of first, second"):
+    with pytest.raises(NoRunsError, match="known here: first, second"):
         cleaned(outputs, experiment="frist")
     with pytest.raises(NoRunsError, match="not found"):
         cleaned(outputs / "nowhere")
