@@ -89,7 +89,8 @@ class StageLayers:
 
     Args:
         module: module that parameter names refer to, such as the LightningModule or ``layers``.
-        first, last: indices of the first and the last entry.
+        first: index of the first entry.
+        last: index of the last entry.
         autocast: makes the context in which the layers run, such as one of mixed precision.
         randomness: seeds the random draws of each layer; None leaves the generators as they are.
         recomputed: spans of these entries, in order, that keep only their input in training and
