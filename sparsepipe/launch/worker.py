@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from multiprocessing.util import register_after_fork
 from pathlib import Path
 
-from sparsepipe.utils.process import end_with_parent, no_garbage_collection
+from sparsepipe.utils.process import end_with_parent, exit_with_parent, no_garbage_collection
 
 if "SPARSEPIPE_LAUNCHER" in os.environ and __name__ == "__main__":
     end_with_parent(int(os.environ["SPARSEPIPE_LAUNCHER"]))  # first: torch's import takes seconds
@@ -35,6 +36,8 @@ def main() -> None:
         configure()
         FOUND.disabled = True  # the process that started the ranks has logged the data found
         keep_temporary_files_apart()
+        # Workers that a user's own loader forks look for their parent every five seconds only.
+        register_after_fork(main, lambda _: exit_with_parent())
         with SignalWatch() as watch:
             try:
                 git_commit()  # now: the checkout may change while the run goes on

@@ -75,7 +75,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=pytest.mark.full if c in CASES[1:3] else ()) for c in CASES],
+    ids=str,
+)
 def test_others_go_on_from_them(case: Case, tmp_path: Path) -> None:
     expected, _ = plain(case)
     run_shared(from_ranks, case.ranks, case, tmp_path / "first", HALF, None)

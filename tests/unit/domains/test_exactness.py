@@ -40,7 +40,15 @@ def test_placements(targets: int, ranks: int, roles: str, norm: str) -> None:
         pytest.param(4, 3, "equal", "2d", "mmd", id="four on three ranks"),
         pytest.param(4, 4, "separate", "sparse", "dann", id="four on three ranks and the losses"),
         pytest.param(7, 4, "equal", "2d", "dann", id="seven, two domains a rank"),
-        pytest.param(7, 4, "equal", "sparse", "mmd", id="seven shapes, two domains a rank"),
+        pytest.param(
+            7,
+            4,
+            "equal",
+            "sparse",
+            "mmd",
+            id="seven shapes, two domains a rank",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_many_targets(targets: int, ranks: int, roles: str, kind: str, similarity: str) -> None:
@@ -76,7 +84,7 @@ def test_clipping_and_accumulation() -> None:
         pytest.param("3d", (1, 2, 1), 8, "equal", marks=pytest.mark.full),
     ],
 )
-@pytest.mark.parametrize("norm", ["domain", "all"])
+@pytest.mark.parametrize("norm", [pytest.param("domain", marks=pytest.mark.full), "all"])
 def test_encoders_on_grids(
     kind: str, grid: tuple[int, ...], ranks: int, roles: str, norm: str
 ) -> None:

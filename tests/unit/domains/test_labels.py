@@ -30,7 +30,7 @@ class Relabelled(Case):
         return batch
 
 
-@pytest.mark.parametrize("similarity", ["dann", "mmd"])
+@pytest.mark.parametrize("similarity", ["dann", pytest.param("mmd", marks=pytest.mark.full)])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_no_weight_depends_on_labels_of_targets(ranks: int, similarity: str) -> None:
     found = {}

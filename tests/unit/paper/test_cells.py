@@ -53,7 +53,7 @@ def left_by(name: str, job: frozenset[str], run_id: str, *more: str) -> Row:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.full if name in ("fig9", "pipeline_depth") else [])
+        pytest.param(name, marks=() if name in ("table2", "fig8") else pytest.mark.full)
         for name in FIGURES
     ],
 )

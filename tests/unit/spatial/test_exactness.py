@@ -24,7 +24,9 @@ def test_there_are_at_least_600_cases() -> None:
     assert sum(len(cases(len(grid))) for grid in GRIDS) >= 600
 
 
-@pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "plain"])
+@pytest.mark.parametrize(
+    "overlap", [True, pytest.param(False, marks=pytest.mark.full)], ids=["overlapped", "plain"]
+)
 @pytest.mark.parametrize(
     "grid",
     [

@@ -11,7 +11,9 @@ BOUND = 1e-10
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
-@pytest.mark.parametrize("plain", [True, False], ids=["script", "step"])
+@pytest.mark.parametrize(
+    "plain", [pytest.param(True, marks=pytest.mark.full), False], ids=["script", "step"]
+)
 def test_networks_equal_one_process(ranks: int, plain: bool) -> None:
     """Outputs, gradients, buffers; of steps of the classifier losses, metrics, predictions too."""
     for found in run_shared(errors, ranks, ranks, plain, limit_s=240):

@@ -88,6 +88,7 @@ def test_checkpoints_in_a_row(use_reentrant: bool) -> None:
         assert max(found.values()) < BOUND, found
 
 
+@pytest.mark.full
 def test_layers_under_autocast_equal_one_process_up_to_rounding() -> None:
     for found in run_shared(rounding_errors, 2, (1, 2)):
         assert len(found) > 100

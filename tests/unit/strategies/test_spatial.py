@@ -269,11 +269,11 @@ def calling(make: Callable[[], pl.Callback], **more: Any) -> Callable[[], dict[s
 
 
 CASES = {
-    "plain": Case(quick=True),
+    "plain": Case(),
     "four shards": Case(
         grid=(2, 2), recompute=True, in_parts=True, settings=lambda: BY_NORM, quick=True
     ),
-    "thin shards": Case(grid=(4, 1), recompute=True, quick=True),
+    "thin shards": Case(grid=(4, 1), recompute=True),
     "replicas": Case(replicas=2, in_parts=True, settings=lambda: BY_NORM, quick=True),
     "recomputed": Case(recompute=True, in_parts=True, settings=lambda: BY_NORM),
     "one shard": Case(grid=(1, 1)),  # on a GPU, over NCCL
@@ -282,7 +282,7 @@ CASES = {
     "16-mixed": Case(precision="16-mixed"),
     "clipping by norm": Case(settings=lambda: BY_NORM),
     "clipping by value": Case(
-        settings=lambda: {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}, quick=True
+        settings=lambda: {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}
     ),
     "own clipping": Case(module=OwnClipping),
     "clipping in bf16-mixed": Case(precision="bf16-mixed", settings=lambda: BY_NORM),
@@ -294,9 +294,7 @@ CASES = {
     "schedule by validation": Case(module=OnPlateau, quick=True),
     "two optimizers by hand": Case(module=ByHand, strategy=UNUSED, quick=True),
     "lbfgs": Case(module=Lbfgs),
-    "averaged weights": Case(
-        settings=calling(lambda: callbacks.EMAWeightAveraging(decay=0.9)), quick=True
-    ),
+    "averaged weights": Case(settings=calling(lambda: callbacks.EMAWeightAveraging(decay=0.9))),
     "averaged weights at the end": Case(
         settings=calling(
             lambda: callbacks.StochasticWeightAveraging(
@@ -305,7 +303,7 @@ CASES = {
             max_epochs=4,
         )
     ),
-    "frozen at first": Case(settings=calling(Frozen), strategy=UNUSED, quick=True),
+    "frozen at first": Case(settings=calling(Frozen), strategy=UNUSED),
     "parts of the network": Case(module=Partly, strategy=UNUSED),
     "early stopping": Case(
         settings=calling(
@@ -512,7 +510,9 @@ def fitted_often(rank: int, times: int, replicas: int) -> list[tuple[int, int, i
     return found
 
 
-@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "replicas"), [pytest.param(2, 1, marks=pytest.mark.full), (4, 2)]
+)
 def test_nothing_is_left_of_a_trainer(ranks: int, replicas: int) -> None:
     for first, second, *others in run_shared(fitted_often, ranks, 5, replicas):
         assert second[0] == first[0], "groups"
