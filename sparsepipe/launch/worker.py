@@ -36,7 +36,8 @@ def main() -> None:
         configure()
         FOUND.disabled = True  # the process that started the ranks has logged the data found
         keep_temporary_files_apart()
-        # Workers that a user's own loader forks look for their parent every five seconds only.
+        # Workers that a user's own loader forks end with this rank at once: by themselves, they
+        # look for their parent every five seconds.
         register_after_fork(main, lambda _: exit_with_parent())
         with SignalWatch() as watch:
             try:

@@ -78,7 +78,7 @@ def test_what_goes_wrong_with_some_jobs(shell: Shell) -> None:
     assert swept.code == 1, "the first one's"
     assert swept.out == f"{done.run}\n", "and nothing else"
     assert (raised.error or "").startswith("ValueError: somebody's own mistake")
-    assert "'seed' must be" in (refused.error or "")
+    assert "'seed' must be greater than or equal to 0, not -1" in (refused.error or "")
     assert refused.exit_code == 2
     assert "OOM killer" in (killed.error or "")
     assert killed.exit_code == 128 + signal.SIGKILL

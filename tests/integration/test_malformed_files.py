@@ -424,8 +424,10 @@ def faults_of(ended: dict[str, Any], *, named: str, is_refused: bool) -> list[st
     return [*(text for text, is_so in wrong.items() if is_so), output[-300:]]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ("bundle", "plan") else pytest.param(n, marks=pytest.mark.full) for n in SUBJECTS],
+)
 def test_a_valid_file_is_taken(commands: Commands, name: str) -> None:
     subject = SUBJECTS[name]
     ended = commands(commands.copied(without=subject.removed), subject.arguments)

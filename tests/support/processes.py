@@ -257,7 +257,7 @@ def _serve(rank: int) -> None:
         if function is None:
             return
         torch.manual_seed(_FIRST_SEED)
-        os.environ.pop("PL_GLOBAL_SEED", None)  # Lightning shuffles by it, whoever has set it
+        os.environ.pop("PL_GLOBAL_SEED", None)  # of an earlier call; Lightning shuffles by it
         try:
             answer = pickle.dumps((function(rank, *arguments), None, ""))
         except BaseException as error:

@@ -159,8 +159,9 @@ def test_records_of_another_machine_or_commit_are_refused_and_kept(
     assert list(tmp_path.iterdir()) == [tmp_path / "profiles.json"]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)]
+)
 def test_a_signal_ends_the_part_and_leaves_a_record(
     kit: ModuleType, tmp_path: Path, signum: signal.Signals
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -59,9 +58,7 @@ def blocks_of(rows: Sequence[Row], *, of_cells: Sequence[str], make: Make) -> li
     for key, runs in sorted(tables, key=lambda table: [*map(str, _ordered(table[0]))]):
         is_alone = alike[_title({**key, "trial": ()})] == 1
         title = _title({**key, "trial": ()} if is_alone else key)
-        common = set.intersection(*({*overrides_beside(run, of_cells)} for run in runs))
-        block = replace(make(runs), title=title, overrides=(shlex.join(sorted(common)),))
-        blocks.append(_comparable(block, key["data"]))
+        blocks.append(_comparable(replace(make(runs), title=title), key["data"]))
     return blocks
 
 

@@ -302,10 +302,8 @@ def of_ranks(
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
-    "strategy",
-    [pytest.param("dp", marks=pytest.mark.full), "asynchronous",
-     pytest.param("synchronous", marks=pytest.mark.full)],
-)  # fmt: skip
+    "strategy", [pytest.param("dp", marks=pytest.mark.full), "asynchronous", "synchronous"]
+)
 def test_ranks_read_on_where_they_were(strategy: str, workers: int, tmp_path: Path) -> None:
     kinds = ("shuffled", "persistent") if workers else ("shuffled", "beside", "state")
     expected = run(of_ranks, 2, tmp_path / "undisturbed", strategy, kinds, None, workers)

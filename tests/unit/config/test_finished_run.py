@@ -123,5 +123,5 @@ def test_the_command_finds_the_run_again(shell: Shell) -> None:
     missing = shell("--from", "nowhere")
     assert (missing.code, "cannot be read" in missing.err) == (2, True)
     several = shell("--from", str(run), "seed=0,1")
-    assert f" --from {run} seed=0,1" in several.err.partition("add -m ")[2]
+    assert f" --from {run} seed=0,1" in several.err.partition("sparsepipe -m ")[2]
     assert "Traceback" not in several.err

@@ -69,17 +69,13 @@ def test_parts_have_room_again_after_a_move() -> None:
 
 CASES = [
     Case(targets=2, ranks=3),
-    Case(targets=2, ranks=2),
-    Case(targets=1, ranks=4),
+    pytest.param(Case(targets=2, ranks=2), marks=pytest.mark.full),
+    pytest.param(Case(targets=1, ranks=4), marks=pytest.mark.full),
     Case(targets=2, ranks=4, roles="separate"),
 ]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=pytest.mark.full if c in CASES[1:3] else ()) for c in CASES],
-    ids=str,
-)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_others_go_on_from_them(case: Case, tmp_path: Path) -> None:
     expected, _ = plain(case)
     run_shared(from_ranks, case.ranks, case, tmp_path / "first", HALF, None)

@@ -84,7 +84,7 @@ def test_clipping_and_accumulation() -> None:
         pytest.param("3d", (1, 2, 1), 8, "equal", marks=pytest.mark.full),
     ],
 )
-@pytest.mark.parametrize("norm", [pytest.param("domain", marks=pytest.mark.full), "all"])
+@pytest.mark.parametrize("norm", ["domain", pytest.param("all", marks=pytest.mark.full)])
 def test_encoders_on_grids(
     kind: str, grid: tuple[int, ...], ranks: int, roles: str, norm: str
 ) -> None:

@@ -64,9 +64,7 @@ def seen(rank: int, cache: Path, ranks: int, domains: int) -> dict[str, Any]:
     return {"read": read, "metrics": metrics}
 
 
-@pytest.mark.parametrize(
-    ("ranks", "domains"), [(2, 2), pytest.param(4, 2, marks=pytest.mark.full), (4, 3)]
-)
+@pytest.mark.parametrize(("ranks", "domains"), [(2, 2), (4, 2), (4, 3)])
 def test_evaluations_read_parts(tmp_path: Path, ranks: int, domains: int) -> None:
     """On one grid that has both domains, on a grid for each, and on grids of one and of two."""
     (alone,) = run_shared(seen, 1, tmp_path, 1, domains)

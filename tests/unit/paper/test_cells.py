@@ -50,12 +50,12 @@ def left_by(name: str, job: frozenset[str], run_id: str, *more: str) -> Row:
     return made_by(*overrides, *more, **told)
 
 
+SLOW = ("bigconv", "fig9", "multi_dsn", "pipeline_depth")
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in ("table2", "fig8") else pytest.mark.full)
-        for name in FIGURES
-    ],
+    [pytest.param(name, marks=pytest.mark.full if name in SLOW else ()) for name in FIGURES],
 )
 def test_jobs_fill_the_cells_of_their_sweep(name: str) -> None:
     empty = CHAPTERS[name].blocks([])

@@ -72,10 +72,7 @@ def evaluated(run: Path) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(n, marks=pytest.mark.full if n in ("split", "surface") else ())
-        for n in TRAININGS
-    ],
+    [pytest.param(n, marks=pytest.mark.full if n == "split" else ()) for n in TRAININGS],
 )
 def test_files_of_the_test_are_predicted_as_the_test_did(place: Path, name: str) -> None:
     directory = trained(name)

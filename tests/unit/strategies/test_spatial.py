@@ -282,7 +282,7 @@ CASES = {
     "16-mixed": Case(precision="16-mixed"),
     "clipping by norm": Case(settings=lambda: BY_NORM),
     "clipping by value": Case(
-        settings=lambda: {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}
+        settings=lambda: {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}, quick=True
     ),
     "own clipping": Case(module=OwnClipping),
     "clipping in bf16-mixed": Case(precision="bf16-mixed", settings=lambda: BY_NORM),
@@ -303,7 +303,7 @@ CASES = {
             max_epochs=4,
         )
     ),
-    "frozen at first": Case(settings=calling(Frozen), strategy=UNUSED),
+    "frozen at first": Case(settings=calling(Frozen), strategy=UNUSED, quick=True),
     "parts of the network": Case(module=Partly, strategy=UNUSED),
     "early stopping": Case(
         settings=calling(

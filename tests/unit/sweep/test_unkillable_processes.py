@@ -158,7 +158,6 @@ def runner(one: RunningJob, *others: ReadyJob, view: Lines | None = None) -> Run
     return found
 
 
-@pytest.mark.full
 def test_a_sweep_goes_on_beside_a_job_that_cannot_be_ended(
     stuck: Callable[..., Stuck], tmp_path: Path
 ) -> None:
