@@ -57,7 +57,7 @@ test-full: $(READY)
 coverage: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -m "not full and not smoke" -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 	$(BIN)/coverage combine --quiet
-	$(BIN)/coverage report --sort=cover
+	$(BIN)/coverage report --include='sparsepipe/*' --sort=cover
 
 notebooks: $(READY)
 	$(BIN)/python -m pytest tests/integration/test_notebooks.py -n 2 --dist worksteal $(PYTEST_ARGS)

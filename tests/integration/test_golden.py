@@ -82,7 +82,6 @@ def _no_recording_in_ci() -> None:
         pytest.fail(f"{RECORD} is set: CI compares with what was recorded, and records nothing")
 
 
-@pytest.mark.full
 def test_plans_of_table3(tmp_path: Path) -> None:
     sparsepipe(tmp_path, "experiment=table3")
     run = only_run(tmp_path, "table3")

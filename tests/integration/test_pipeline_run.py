@@ -63,8 +63,7 @@ def test_synchronous_run(shell: Shell, job: Job, parallel: str) -> None:
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("parallel", ["pipeline", "gpipe"])
+@pytest.mark.parametrize("parallel", ["pipeline", pytest.param("gpipe", marks=pytest.mark.full)])
 def test_a_trace_of_what_ranks_really_did(shell: Shell, parallel: str) -> None:
     """Each minibatch in the order of the pipeline, no rank doing two things at once, and all of its
     time by name.

@@ -33,7 +33,6 @@ def read(table: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-@pytest.mark.full
 def test_a_failed_job_beside_one_that_is_done(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
