@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import partialmethod
 from typing import Any, TypeVar
 
+import pytorch_lightning as pl
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
@@ -109,7 +110,7 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
     def __init__(self, *, timeout_s: float, slowdown: float = 1.0, **options: Any) -> None:
         super().__init__(timeout=timedelta(seconds=timeout_s), **options)
         self._timeout_s = timeout_s
-        self._world_of_one = ExitStack()
+        self._on_teardown = ExitStack()
         self._follows_first_rank = False
         self._groups: list[Any] = []  # besides that of all ranks
         self.slowdown = Slowdown(slowdown)
@@ -140,8 +141,8 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         check_ranks(self.cluster_environment, nodes=self.num_nodes, devices=self.num_processes)
         if self._is_single and not internals.process_group_exists():
             restored = (*_RANK_VARIABLES, *INTERFACE_VARIABLES)
-            self._world_of_one.enter_context(environment_variables({}, restored=restored))
-            self._world_of_one.callback(process_group.leave)
+            self._on_teardown.enter_context(environment_variables({}, restored=restored))
+            self._on_teardown.callback(process_group.leave)
         super().setup_environment()
         if not self._is_single and self.root_device.type == "cpu":
             keep_freed_memory()
@@ -163,6 +164,12 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         process_group.join(backend, timeout_s=self._timeout_s, device=self.root_device)
         process_group.ranks_per_sample = 1
 
+    def keep_samplers(self, trainer: pl.Trainer) -> None:
+        """Makes loaders keep their own samplers until this run ends; for a single reader."""
+        connector, name = internals.accelerator_connector(trainer), "use_distributed_sampler"
+        self._on_teardown.callback(setattr, connector, name, connector.use_distributed_sampler)
+        connector.use_distributed_sampler = False
+
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
@@ -179,7 +186,7 @@ class RankedStrategy(SlowedSteps, DDPStrategy):
         finally:  # what raised an exception in the fit may raise another
             if self._follows_first_rank:
                 outlive_parent()
-            self._world_of_one.close()
+            self._on_teardown.close()
 
     @override
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:

@@ -194,6 +194,8 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         self.precision_plugin.convert_module(module)
         placement = self.placement
         assert placement is not None
+        if placement.replica(self._unit)[1] == 1:
+            self.keep_samplers(trainer)
         grid = None
         if self._shape is not None:  # before schedulers, which ask how many batches loaders have
             grids = [[each] for each in range(placement.ranks)]

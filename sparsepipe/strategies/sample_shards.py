@@ -12,9 +12,19 @@ import torch
 from pytorch_lightning.trainer.states import RunningStage
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.runtime import safe_pickle
 from sparsepipe.runtime.collectives.halo import gather_numbers
+from sparsepipe.runtime.random_generators import (
+    NUMPY,
+    PYTHON,
+    Generator,
+    is_generator,
+    set_states,
+    states_of,
+)
 from sparsepipe.spatial.grid import Grid
 from sparsepipe.spatial.shard import shard_of
 from sparsepipe.spatial.spatialize import has_sizes, sample_sizes
@@ -40,9 +50,22 @@ class SampleShards:
         )
         self._parts: dict[str, tuple[int, ...] | None] = {}  # by stage: sizes if read in parts
         self._readers: list[tuple[Any, tuple[int, ...]]] = []
+        self._classes: list[tuple[Any, type]] = []  # of loaders
 
     def read(self, loader: object, stage: str) -> None:
-        """Makes a loader's data set read only this rank's part of each sample, if it can."""
+        """Makes a loader's data set read only this rank's part of each sample, if it can.
+
+        A grid's ranks then iterate over a DataLoader from the same states of random generators.
+        """
+        if isinstance(loader, DataLoader) and all(each is not loader for each, _ in self._classes):
+            kind = type(loader)
+
+            def begin(loader: DataLoader[Any]) -> Any:
+                self._share_draws(loader)
+                return kind.__iter__(loader)
+
+            self._classes.append((loader, kind))
+            loader.__class__ = type(kind.__name__, (kind,), {"__iter__": begin})
         data: Any = getattr(loader, "dataset", None)
         readable = hasattr(data, "sample_sizes") and hasattr(data, "read_part")
         sizes = tuple(data.sample_sizes) if readable else None
@@ -110,8 +133,28 @@ class SampleShards:
             if self._device.type == "cuda":
                 torch.cuda.set_rng_state(state[len(states[0]) :].clone(), self._device)
 
+    def _share_draws(self, loader: DataLoader[Any]) -> None:
+        """Sets the generators from which samplers may draw to the states of the grid's rank 0."""
+        generators: dict[str, Generator] = {"torch": torch.default_generator}
+        generators |= {"numpy": NUMPY, "python": PYTHON}
+        batches = loader.batch_sampler
+        owners = (loader, loader.sampler, batches, getattr(batches, "sampler", None))
+        for number, owner in enumerate(owners):
+            own = getattr(owner, "__dict__", {}).items()
+            generators |= {f"{number} {name}": each for name, each in own if is_generator(each)}
+        packed = safe_pickle.dumps(states_of(generators))
+        known = self._gather([zlib.crc32(packed), len(packed)])
+        if len(set(known)) > 1:
+            first = self._gather(list(packed.ljust(max(size for _, size in known))))[0]
+            states = safe_pickle.loads(bytes(first[: known[0][1]]))
+            set_states((generators[name], state) for name, state in states.items())
+
     def restore(self) -> None:
-        """Makes data sets read whole samples again."""
+        """Makes data sets read whole samples again, and loaders draw on their own."""
+        for loader, kind in self._classes:
+            del type(loader).__iter__  # a class is freed late, and the grid's group has threads
+            loader.__class__ = kind
+        self._classes.clear()
         for data, sizes in self._readers:
             data.read_part(tuple(slice(0, size) for size in sizes))
         self._readers.clear()

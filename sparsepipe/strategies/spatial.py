@@ -148,6 +148,8 @@ class SpatialStrategy(DataParallelStrategy):
                 )
         self.grid = Grid(shape, self._groups[0], overlap=self._overlap)
         self._shards = SampleShards(self.grid, self.root_device)
+        if self._replicas == 1:
+            self.keep_samplers(trainer)
         spatialize_layers(module, self.grid)
         for metric in module.modules():  # count each sample once: all ranks of a grid count it
             if isinstance(metric, Metric):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.support.domain_cases import Case, gap, parallel, plain
@@ -10,9 +12,9 @@ from tests.support.processes import run_shared
 BOUND = 1e-12
 
 
-def check(case: Case) -> None:
+def check(case: Case, **settings: Any) -> None:
     expected, logged = plain(case)
-    for rank, (state, values) in enumerate(run_shared(parallel, case.ranks, case, {})):
+    for rank, (state, values) in enumerate(run_shared(parallel, case.ranks, case, settings)):
         found = gap(state, expected)
         assert max(found.values()) <= BOUND, (rank, found)
         assert values.keys() == logged.keys()
@@ -67,6 +69,10 @@ def test_many_targets_on_many_ranks(
 ) -> None:
     """A rank a domain, one more for the losses, and at last two ranks a domain."""
     check(Case(targets=targets, ranks=ranks, roles=roles, kind=kind, similarity=similarity))
+
+
+def test_loaders_are_read_in_their_own_order() -> None:
+    check(Case(), use_distributed_sampler=True)
 
 
 def test_clipping_and_accumulation() -> None:
