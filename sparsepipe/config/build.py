@@ -15,6 +15,7 @@ from sparsepipe.data import ShapeDataModule
 from sparsepipe.emulate.layout import on_processors
 from sparsepipe.errors import ConfigError
 from sparsepipe.models import Classifier, DomainSeparation
+from sparsepipe.models.chain import check_input, input_kind
 from sparsepipe.models.dsn import DomainSeparationNetwork
 
 
@@ -80,6 +81,8 @@ def build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningMod
     if (domains := getattr(data, "domains", None)) is not None:
         given["domains"] = list(domains)
     model = spec.model.build_with(**given)
+    if isinstance(model, nn.Sequential | DomainSeparationNetwork):
+        check_input(getattr(data, "input_kind", None), input_kind(model))
     return model if isinstance(model, pl.LightningModule) else _wrapped(model, spec, given)
 
 

@@ -68,6 +68,8 @@ NOT_IDENTITY = (
 fingerprint, the number of ranks, the plan or the search instead."""
 _LEFT_OUT_AT: Mapping[str, Any] = {
     "checkpoint_strict": True,
+    "data.source.fill": None,
+    "data.source.ignore": None,
     "input": None,
     "task.test_weights": "best",
 }

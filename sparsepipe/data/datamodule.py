@@ -274,6 +274,11 @@ class ShapeDataModule(SplitDataModule):
         self._surfaces: dict[Split, MappedArray] = {}
 
     @property
+    def input_kind(self) -> str:
+        """Kind of the inputs, ``sparse`` or ``dense 3D``."""
+        return "sparse" if self._voxelisation.representation == "sparse" else "dense 3D"
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """Class names, indexed by the labels."""
         classes: tuple[str, ...] = self.samples("train").classes

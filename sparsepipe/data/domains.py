@@ -94,6 +94,12 @@ class DomainDataModule(pl.LightningDataModule):
         """Number of input channels (for shapes, features of a voxel) of the source's samples."""
         return int(self._source.in_channels)
 
+    @property
+    def input_kind(self) -> str | None:
+        """Kind of the source's inputs, such as ``sparse`` or ``dense 2D``; None if unknown."""
+        kind: str | None = getattr(self._source, "input_kind", None)
+        return kind
+
     def fingerprint(self) -> str:
         """Returns a hex digest of the data of all domains."""
         return digest_values([[name, each.fingerprint()] for name, each in self._domains.items()])

@@ -35,9 +35,9 @@ FOUND = logging.getLogger(f"{__name__}.found")
 
 
 @cache
-def log_once(message: str) -> None:
+def log_once(message: str, *, level: int = logging.INFO) -> None:
     """Logs a finding in users' data once per process, even if the data are opened repeatedly."""
-    FOUND.info(message)
+    FOUND.log(level, message)
 
 
 class UnreadableError(DataError):

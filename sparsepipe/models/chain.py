@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
+from sparsepipe import sparse
 from sparsepipe.errors import ConfigError
 
 Value = Tensor | tuple[Tensor, ...]
@@ -42,6 +43,33 @@ _GLOBAL_POOLS: dict[int, Callable[[int], nn.Module]] = {
 ENTRY_KEEP: dict[str, Literal["input"] | None] = {"classification": None, "segmentation": "input"}
 """What the first block of a network keeps, by head: :class:`Resized` needs the input's size."""
 _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+def input_kind(network: nn.Module) -> str | None:
+    """Returns what a network takes, ``sparse`` or ``dense 3D``, say, by its first convolution.
+
+    None where the first layer is another one or in a module of the user's, which may reshape.
+    """
+    for module in network.modules():
+        if isinstance(module, sparse.Conv3d):
+            return "sparse"
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return f"dense {len(module.kernel_size)}D"
+        is_own = type(module).__module__.startswith("sparsepipe.")
+        if not (is_own or isinstance(module, nn.Sequential)):
+            break
+    return None
+
+
+def check_input(given: str | None, taken: str | None) -> None:
+    """Raises a ConfigError if data are of another kind than a network takes; None: unknown."""
+    if None not in (given, taken) and given != taken:
+        is_setting = {given, taken} == {"sparse", "dense 3D"}
+        raise ConfigError(
+            f"the network is {taken}, but its input is {given}",
+            remedy=f"choose a model for {given} data, or {taken} data"
+            + f" (data.representation={str(taken).split()[0]})" * is_setting,
+        )
 
 
 def parted(value: Value) -> tuple[Tensor, tuple[Tensor, ...]]:

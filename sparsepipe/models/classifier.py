@@ -16,7 +16,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparsepipe import sparse
 from sparsepipe.errors import ConfigError
+from sparsepipe.models.chain import check_input, input_kind
 from sparsepipe.models.metrics import (
+    IGNORED,
     Accuracy,
     Confusion,
     MeanIoU,
@@ -187,11 +189,7 @@ class Classifier(Optimised):
                 remedy="use data with at least two classes",
             )
         self.layers: nn.Sequential = built(layers)
-        first: nn.Module | None = self.layers
-        while isinstance(first, nn.Sequential):
-            first = next(iter(first), None)
-        self._is_sparse = isinstance(first, sparse.Conv3d)
-        self._is_dense = isinstance(first, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        self._taken = input_kind(self.layers)
         self.num_classes = num_classes
         self.class_names = tuple(class_names or map(str, range(num_classes)))
         self.label_smoothing = label_smoothing
@@ -205,13 +203,9 @@ class Classifier(Optimised):
 
     def forward(self, x: Any) -> Tensor:
         """Returns logits [B, K], or [B, K, X, Y, Z] of voxels, for the ``input`` of a batch."""
-        wrong = isinstance(x, Tensor) if self._is_sparse else isinstance(x, sparse.SparseTensor)
-        if wrong and (self._is_sparse or self._is_dense):
-            kinds = ("sparse", "dense") if self._is_sparse else ("dense", "sparse")
-            raise ConfigError(
-                f"the network is {kinds[0]}, but its input is {kinds[1]}",
-                remedy=f"set data.representation={kinds[0]}, or choose a {kinds[1]} model",
-            )
+        if isinstance(x, Tensor | sparse.SparseTensor):
+            given = f"dense {x.dim() - 2}D" if isinstance(x, Tensor) else "sparse"
+            check_input(given, self._taken)
         parameter = next(self.layers.parameters(), None)
         if parameter is not None and isinstance(x, Tensor | sparse.SparseTensor):
             x = x.to(parameter.dtype) if x.dtype.is_floating_point else x
@@ -220,10 +214,10 @@ class Classifier(Optimised):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         logits_BK, label_B = self._logits_and_labels(batch)
-        objective = loss = F.cross_entropy(logits_BK, label_B)
-        size = label_B.numel()
+        loss, size = mean_loss(logits_BK, label_B)
+        objective = loss
         if self.label_smoothing:
-            objective = F.cross_entropy(logits_BK, label_B, label_smoothing=self.label_smoothing)
+            objective, _ = mean_loss(logits_BK, label_B, label_smoothing=self.label_smoothing)
             self._log_epoch("train/objective", objective.detach(), size, shown=False)
         self.train_accuracy(logits_BK, label_B)
         # A step's value is this rank's; an epoch's value is the mean over all ranks.
@@ -241,16 +235,17 @@ class Classifier(Optimised):
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         logits_BK, label_B = self._logits_and_labels(batch)
+        loss, size = mean_loss(logits_BK, label_B)
         self.val_accuracy(logits_BK, label_B)
-        self._log_epoch("val/loss", F.cross_entropy(logits_BK, label_B), label_B.numel())
-        self._log_epoch("val/accuracy", self.val_accuracy, label_B.numel())
+        self._log_epoch("val/loss", loss, size)
+        self._log_epoch("val/accuracy", self.val_accuracy, size)
         if label_B.dim() > 1:
             self.val_iou.update(logits_BK, label_B)
-            self._log_epoch("val/mean_iou", self.val_iou, label_B.numel())
+            self._log_epoch("val/mean_iou", self.val_iou, size)
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         logits_BK, label_B = self._logits_and_labels(batch)
-        self._log_epoch("test/loss", F.cross_entropy(logits_BK, label_B), label_B.numel())
+        self._log_epoch("test/loss", *mean_loss(logits_BK, label_B))
         self.confusion.update(logits_BK, label_B)
         if label_B.dim() == 1 and "index" in batch:
             self.predictions.update(batch, logits_BK)
@@ -308,6 +303,16 @@ class Classifier(Optimised):
             sync_dist=isinstance(value, Tensor),
             batch_size=size,
         )
+
+
+def mean_loss(logits: Tensor, label: Tensor, *, label_smoothing: float = 0.0) -> tuple[Tensor, int]:
+    """Returns the mean cross-entropy and the number of labels that count: those of samples, or
+    those of voxels other than -100. Without any, the loss is 0, not NaN as PyTorch's.
+    """
+    count = int((label != IGNORED).sum()) if label.dim() > 1 else label.numel()
+    if not count:
+        return 0 * logits.sum(), 0
+    return F.cross_entropy(logits, label, label_smoothing=label_smoothing), count
 
 
 def built(value: Any) -> Any:

@@ -15,22 +15,29 @@ _DARK_CELL = 0.55
 """Share, from 0 to 1, above which a cell of the matrix is so dark that it gets white digits."""
 
 
-def confusion_rows(counts_KK: ArrayLike, classes: Sequence[str]) -> list[dict[str, str | int]]:
-    """A row per pair of classes: true class, predicted class, ``counts_KK[true][predicted]``."""
+def confusion_rows(
+    counts_KK: ArrayLike, classes: Sequence[str], *, counted: str = "shapes"
+) -> list[dict[str, str | int]]:
+    """A row per pair of classes: true class, predicted class, ``counts_KK[true][predicted]``, whose
+    column is named by what is ``counted``.
+    """
     counts = np.asarray(counts_KK, np.int64)
     return [
-        {"actual": actual, "predicted": predicted, "shapes": int(counts[i, j])}
+        {"actual": actual, "predicted": predicted, counted: int(counts[i, j])}
         for i, actual in enumerate(classes)
         for j, predicted in enumerate(classes)
     ]
 
 
-def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
+def confusion_figure(
+    counts_KK: ArrayLike, classes: Sequence[str], *, counted: str = "shapes"
+) -> Figure:
     """Draws the confusion matrix, each row in percent of its class.
 
     Args:
-        counts_KK: number of samples, ``counts_KK[true][predicted]``.
+        counts_KK: number of samples or voxels, ``counts_KK[true][predicted]``.
         classes: the K class names in order; the layout is made for 2 to 40 classes.
+        counted: what is counted, for the axis.
     """
     counts, classes = np.asarray(counts_KK, np.int64), list(map(style.drawable, classes))
     num_classes = len(classes)
@@ -67,7 +74,7 @@ def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
     rows = [f"{name}  ({total:,})" for name, total in zip(classes, counts.sum(1), strict=True)]
     axes.set_yticks(places, rows, fontsize=style.TICK_PT)
     axes.set_xlabel("predicted class", fontsize=style.LABEL_PT, color=style.INK)
-    axes.set_ylabel("true class  (shapes)", fontsize=style.LABEL_PT, color=style.INK)
+    axes.set_ylabel(f"true class  ({counted})", fontsize=style.LABEL_PT, color=style.INK)
     axes.tick_params(length=0, labelcolor=style.INK)
     axes.set_xticks(places[1:] - 0.5, minor=True)
     axes.set_yticks(places[1:] - 0.5, minor=True)

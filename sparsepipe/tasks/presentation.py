@@ -155,6 +155,10 @@ def log_planned(run: ResolvedRun, values: Mapping[str, Any]) -> None:
     )
 
 
+def _counted(values: Mapping[str, Any]) -> str:
+    return "voxels" if "test/mean_iou" in values else "shapes"
+
+
 def log_test(run: ResolvedRun, module: pl.LightningModule, values: Mapping[str, Any]) -> None:
     """Logs a test's results, the speed of inference, and the paths of the run's pictures."""
     parts = []
@@ -166,8 +170,7 @@ def log_test(run: ResolvedRun, module: pl.LightningModule, values: Mapping[str, 
         parts.append(f"mean IoU {100 * values['test/mean_iou']:.1f} %")
     counts_KK = getattr(module, "test_confusion", None)
     if counts_KK is not None:
-        noun = "voxels" if "test/mean_iou" in values else "shapes"
-        parts.append(f"{int(counts_KK.sum()):,} {noun}")
+        parts.append(f"{int(counts_KK.sum()):,} {_counted(values)}")
     if values.get("inference_shapes_per_s"):
         parts.append(f"inference {values['inference_shapes_per_s']:,.0f} shapes/s")
     if parts:
@@ -177,7 +180,12 @@ def log_test(run: ResolvedRun, module: pl.LightningModule, values: Mapping[str, 
 
 
 def draw_test(
-    run: ResolvedRun, module: pl.LightningModule, data: pl.LightningDataModule, *, gallery: int
+    run: ResolvedRun,
+    module: pl.LightningModule,
+    data: pl.LightningDataModule,
+    values: Mapping[str, Any],
+    *,
+    gallery: int,
 ) -> None:
     """If the module has counted a confusion matrix, draws it, the accuracy of each class and at
     most ``gallery`` predictions, and writes the matrix to ``confusion.csv``.
@@ -193,8 +201,10 @@ def draw_test(
     if counts_KK is None or not classes:
         return
     directory = run.directory.path
-    write_csv(run.directory.confusion, confusion_rows(counts_KK.numpy(), classes))
-    style.save_png(confusion_figure(counts_KK.numpy(), classes), directory / "confusion.png")
+    rows = confusion_rows(counts_KK.numpy(), classes, counted=_counted(values))
+    write_csv(run.directory.confusion, rows)
+    figure = confusion_figure(counts_KK.numpy(), classes, counted=_counted(values))
+    style.save_png(figure, directory / "confusion.png")
     picture = directory / "per_class_accuracy.png"
     style.save_png(per_class_figure(counts_KK.numpy(), classes), picture)
     _draw_gallery(run, module, data, classes=classes, count=gallery)

@@ -94,6 +94,9 @@ class ImageDataModule(SplitDataModule):
         self._shift = shift
         self._cache = expanded(cache_dir).absolute()
 
+    input_kind = "dense 2D"
+    """Kind of the inputs."""
+
     @property
     def in_channels(self) -> int:
         """C, the number of channels of an image, after ``shift``."""
@@ -147,7 +150,7 @@ class _ResizedImage:
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that, with an image's file, determine its cached pixels."""
-        return {"algorithm": "bilinear 1", "size": self.size, "channels": self.channels}
+        return {"algorithm": "bilinear 2", "size": self.size, "channels": self.channels}
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         del digest  # nothing is random
@@ -156,6 +159,12 @@ class _ResizedImage:
                 raise DataError(
                     f"{path} has more than 8 bits per channel ({image.mode})",
                     remedy="convert it to 8 bits per channel",
+                )
+            frames = getattr(image, "n_frames", 1)
+            if frames > 1 and image.format != "MPO":  # photos of cameras, with previews
+                raise DataError(
+                    f"{path} has {frames} images, of which the first alone would be read",
+                    remedy="write each image to a file of its own",
                 )
             upright = ImageOps.exif_transpose(image).convert(_MODES[self.channels])
         height, width = self.size

@@ -81,6 +81,11 @@ class VolumeDataModule(SplitDataModule):
         return tuple(self._source.sample_sizes)
 
     @property
+    def input_kind(self) -> str:
+        """Kind of the inputs, such as ``dense 3D``."""
+        return f"dense {len(self.sample_sizes)}D"
+
+    @property
     def in_channels(self) -> int:
         """Number of channels of a sample's input."""
         nothing = (slice(0, 0),) * len(self.sample_sizes)

@@ -1,16 +1,20 @@
 """Formats of volume files: some can be read in parts, the others are converted once.
 
 ``.npy`` and ``.h5`` files and zarr arrays are read in parts directly. ``.tif``, ``.nii`` and
-``.nii.gz`` files are decompressed into a ``.npy`` file in the cache.
+``.nii.gz`` files are decompressed into a ``.npy`` file in the cache. NIfTI files also say where
+their voxels are.
 """
 
 from __future__ import annotations
 
+import itertools
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +22,15 @@ from numpy.typing import NDArray
 from sparsepipe.data.files import check_regular, new_array, unreadable
 from sparsepipe.errors import DataError
 
-CONVERTED = (".tif", ".tiff", ".nii", ".nii.gz")
+ChannelAxis = Literal["first", "last"]
+"""Which axis of an input holds its channels."""
+TIFF, NIFTI = (".tif", ".tiff"), (".nii", ".nii.gz")
+CONVERTED = (*TIFF, *NIFTI)
 """Suffixes of files that are decompressed into the cache."""
 SUFFIXES = (".npy", ".h5", ".hdf5", ".zarr", *CONVERTED)
 _ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
+_UNNAMED = ("shaped", "uniform", "generic")
+"""Kinds of TIFF files in tifffile whose axes it guesses from the shape."""
 
 
 def suffix_of(path: Path) -> str:
@@ -61,16 +70,17 @@ def open_volume(path: Path) -> Iterator[Any]:
                     yield _numeric(arrays[0])
 
 
-def decompress(path: Path, target: Path) -> None:
+def decompress(path: Path, target: Path, *, channel_axis: ChannelAxis | None = None) -> None:
     """Writes a volume with a suffix of ``CONVERTED`` to the ``.npy`` file ``target``.
 
     Raises:
-        DataError: the file is missing or broken, or the package that reads it is missing.
+        DataError: the file is missing or broken, names axes that contradict ``channel_axis``, or
+            the package that reads it is missing.
         OSError: the target cannot be written, or the disk is full.
     """
     with _explained(path):
-        if suffix_of(path) in (".tif", ".tiff"):
-            values: NDArray[Any] = _numeric(import_module("tifffile").imread(path))
+        if suffix_of(path) in TIFF:
+            values: NDArray[Any] = _numeric(_tiff_array(path, channel_axis))
         else:
             stored = import_module("nibabel").load(path).dataobj
             values = np.asarray(_numeric(stored))
@@ -78,6 +88,99 @@ def decompress(path: Path, target: Path) -> None:
                 values = values.astype(np.float32)
     with new_array(target, dtype=values.dtype.newbyteorder("="), shape=values.shape) as written:
         written[...] = values
+
+
+def _tiff_array(path: Path, channel_axis: ChannelAxis | None) -> NDArray[Any]:
+    """Reads the only image of a TIFF file, or its single pages of one shape as a stack."""
+    with import_module("tifffile").TiffFile(path) as file:
+        len(file.pages)  # follows all offsets; of a wrong one, tifffile only logs an error
+        file.filehandle.seek(file.pages.next_page_offset)
+        offset = file.filehandle.read(file.tiff.offsetsize)
+        if struct.unpack(file.tiff.offsetformat, offset)[0] >= file.filehandle.size:
+            raise ValueError("it is cut off: its next page begins after its end")
+        # Thumbnails, and the smaller images of pyramids, are marked as reduced.
+        series = [each for each in file.series if not each.keyframe.is_reduced] or file.series[:1]
+        first, kinds = series[0], [f"{list(each.shape)} of {each.dtype}" for each in series]
+        if len(series) > 1 and (first.kind == "ome" or len({*kinds}) > 1 or len(first) > 1):
+            listed = ", ".join(dict.fromkeys(kinds))
+            raise ValueError(f"it has {len(series)} images, not one or equal pages: {listed}")
+        if first.kind == "ome" and any(page is None for page in first):
+            raise ValueError("pages that its metadata name are missing, or are in another file")
+        arrays: list[NDArray[Any]] = [each.asarray().reshape(each.shape) for each in series]
+        is_named = first.kind not in _UNNAMED or any(
+            "axes" in each for each in file.shaped_metadata or ()
+        )
+    if len(series) > 1:
+        return np.stack(arrays)
+    has_samples = "S" in first.axes  # of each pixel, such as red, green and blue
+    if channel_axis is None or not (is_named or has_samples):
+        return arrays[0]
+    return _with_channels(path, arrays[0], first, channel_axis)
+
+
+def _with_channels(
+    path: Path, values: NDArray[Any], series: Any, channel_axis: ChannelAxis
+) -> NDArray[Any]:
+    """Returns the values of a TIFF file that names its axes, whose channels are C or S.
+
+    Of axes of length 1, which tifffile leaves out of OME and ImageJ files, that of channels stays.
+    """
+    axes, shape = series.get_axes(squeeze=False), series.get_shape(squeeze=False)
+    named = [at for at, name in enumerate(axes) if name in "CS"]
+    several = [at for at in named if shape[at] > 1]
+    channel = next(iter(several or named), -1)
+    kept = [
+        at
+        for at, name in enumerate(axes)
+        if at == channel or series.shape == shape or shape[at] > 1 or name in "XY"
+    ]
+    wanted = 0 if channel_axis == "first" else len(kept) - 1
+    if channel < 0 or len(several) > 1 or (several and kept[wanted] != channel):
+        raise DataError(
+            f"{path} has the axes {axes} of sizes {list(shape)}, which contradicts "
+            f"data.source.channel_axis={channel_axis}",
+            remedy="set data.source.channel_axis to the place of its axis C or S, or to null "
+            "without channels; or write the file with the right axes, channels first or last",
+        )
+    values = values.reshape([shape[at] for at in kept])
+    return np.moveaxis(values, kept.index(channel), wanted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where the voxels of a file are: ``affine_44`` maps their indices to positions, in mm.
+
+    ``text`` gives the directions of the axes, such as RAS, and the size of a voxel; ``sizes`` are
+    the first three sizes of the array.
+    """
+
+    affine_44: NDArray[np.float64]
+    sizes: tuple[int, ...]
+    text: str
+
+    def distance(self, other: Placement) -> float:
+        """Returns how far apart the corners of the two volumes are at most, in voxels."""
+        corners = itertools.product(*((0, size - 1) for size in self.sizes))
+        corners_84 = np.array([(*each, *(0,) * (3 - len(each)), 1) for each in corners])
+        moved_84 = corners_84 @ (other.affine_44 - self.affine_44).T
+        lengths_3 = np.linalg.norm(self.affine_44[:3, :3], axis=0)
+        return float(np.linalg.norm(moved_84, axis=1).max() / lengths_3.min())
+
+
+def placement_of(path: Path) -> Placement | None:
+    """Returns where a NIfTI file says that its voxels are; None without a valid affine."""
+    if suffix_of(path) not in NIFTI:
+        return None
+    with _explained(path):
+        nibabel = import_module("nibabel")
+        image = nibabel.load(path)
+        codes = int(image.header["sform_code"]), int(image.header["qform_code"])
+        affine_44 = np.asarray(image.affine, np.float64)
+        if not any(codes) or not np.isfinite(affine_44).all() or not np.linalg.det(affine_44):
+            return None
+        spacing = " x ".join(f"{mm:.3g}" for mm in np.linalg.norm(affine_44[:3, :3], axis=0))
+        text = f"{''.join(map(str, nibabel.aff2axcodes(affine_44)))} of {spacing} mm"
+    return Placement(affine_44=affine_44, sizes=tuple(image.shape[:3]), text=text)
 
 
 def _numeric(array: Any) -> Any:

@@ -6,34 +6,43 @@ Shapes: S samples of a split, C channels.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from sparsepipe.data.cache import CacheSettings, build_once
-from sparsepipe.data.files import digest_values, scan_files
+from sparsepipe.data.files import digest_values, log_once, scan_files
 from sparsepipe.data.listing import find_files, list_folder, named, read_table
 from sparsepipe.data.points import SPLITS, FloatArray, IntArray, Split
 from sparsepipe.data.volumes.datamodule import Labels, VolumePart
 from sparsepipe.data.volumes.formats import (
     CONVERTED,
     SUFFIXES,
+    TIFF,
+    ChannelAxis,
     decompress,
     open_volume,
+    placement_of,
     suffix_of,
 )
 from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.utils.arguments import checked
 from sparsepipe.utils.files import expanded
 
-_VERSION = 1
-"""Increased with any change to decompressed files."""
-ChannelAxis = Literal["first", "last"]
+_VERSION, _TIFF_VERSION = 1, 2
+"""Increased with any change to decompressed files, those of TIFF files separately."""
+_UNLABELLED = -100
+"""Label that losses and metrics ignore, as PyTorch's cross-entropy does."""
+_ROUNDING = 1e-3
+"""Largest distance of stored labels from whole numbers, to which scaled integers are rounded."""
+_SAME_PLACE = 0.1
+"""Distance of an input and its labels, in voxels, up to which rounded affines may move them."""
 _LAYOUT = {
     "voxel": "a folder has inputs and labels with files of the same names; a csv file has columns "
     "input and label with their paths; folders train and test, or a column split, divide them",
@@ -41,7 +50,7 @@ _LAYOUT = {
     "columns input with paths and label with names of classes; folders train and test, or a column "
     "split, divide them",
 }
-
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 Entry = tuple[Path, Path | int]
 """The file of an input, and its class number or the file of its voxels' labels."""
@@ -53,7 +62,8 @@ class FileSamples:
     """Samples of a split, each stored in files.
 
     ``inputs`` and ``voxels`` (files of voxel labels; empty where each sample has one label) can be
-    read in part; ``files`` holds the paths of the user's own input files.
+    read in part; ``files`` and ``label_files`` hold the paths of the user's own files. For ``fill``
+    and ``ignore``, see :class:`VolumeFiles`.
     """
 
     inputs: tuple[Path, ...]
@@ -64,10 +74,17 @@ class FileSamples:
     mean: float
     std: float
     files: tuple[str, ...] = ()
+    label_files: tuple[str, ...] = ()
+    fill: float | None = None
+    ignore: int | None = None
 
     def read_input(self, index: int, part: VolumePart) -> FloatArray:
-        """Reads a part of an input, normalised: float32 [C, *part]; only this part is in memory."""
-        with open_volume(self.inputs[index]) as array:
+        """Reads a part of an input, normalised: float32 [C, *part]; only this part is in memory.
+
+        Raises:
+            DataError: the part has values that are not finite in float32, and ``fill`` is None.
+        """
+        with open_volume(self.inputs[index]) as array, np.errstate(over="ignore"):
             if self.channel_axis is None:
                 stored = np.asarray(array[part])[None]
             elif self.channel_axis == "first":
@@ -75,6 +92,15 @@ class FileSamples:
             else:
                 stored = np.moveaxis(np.asarray(array[(*part, slice(None))]), -1, 0)
             values: FloatArray = np.array(stored, np.float32, order="C")
+        if stored.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
+            if self.fill is None:
+                raise DataError(
+                    f"{self.files[index]} has {np.sum(~finite):,} values that are not finite: NaN, "
+                    "infinite or beyond float32",
+                    remedy="correct the file, or set data.source.fill to the number to take "
+                    "instead",
+                )
+            values[~finite] = self.fill
         if self.mean:
             values -= np.float32(self.mean)
         if self.std != 1:
@@ -82,19 +108,27 @@ class FileSamples:
         return values
 
     def read_label(self, index: int, part: VolumePart) -> IntArray:
-        """Returns the class numbers of a part's voxels, int64 [*part]."""
-        path = self.voxels[index]
-        with open_volume(path) as array:
+        """Returns the class numbers of a part's voxels, int64 [*part]; -100 without a label.
+
+        Raises:
+            DataError: the part has labels that are not class numbers, and that are not ignored.
+        """
+        with open_volume(self.voxels[index]) as array, np.errstate(invalid="ignore"):
             stored = np.asarray(array[part])
-            labels: IntArray = np.array(stored, np.int64, order="C")
-        is_whole = stored.dtype.kind != "f" or np.array_equal(labels, stored)
-        in_range = not labels.size or 0 <= labels.min() <= labels.max() < self.num_classes
-        if not (is_whole and in_range):
+            whole = np.rint(stored) if stored.dtype.kind == "f" else stored
+            labels: IntArray = np.array(whole, np.int64, order="C")
+        is_whole = whole is stored or np.allclose(stored, labels, rtol=0, atol=_ROUNDING)
+        if self.ignore is not None:
+            labels[labels == self.ignore] = _UNLABELLED
+        is_known = ((labels >= 0) & (labels < self.num_classes)) | (labels == _UNLABELLED)
+        if not (is_whole and is_known.all()):
             raise DataError(
-                f"{path} has labels from {stored.min()} to {stored.max()}, which should be whole "
-                f"numbers from 0 to {self.num_classes - 1}, the class numbers",
+                f"{self.label_files[index]} has labels from {stored.min()} to {stored.max()}, "
+                f"which should be whole numbers from 0 to {self.num_classes - 1}, the class "
+                f"numbers, or {_UNLABELLED} for voxels without a label",
                 remedy="name all classes in data.source.classes, beginning with that of label 0; "
-                "resample labels with nearest neighbours; or correct the file",
+                "set data.source.ignore to the number of voxels without a label; resample labels "
+                "with nearest neighbours; or correct the file",
             )
         return labels
 
@@ -122,6 +156,9 @@ class VolumeFiles:
             inputs have no such axis.
         mean: number subtracted from inputs; not computed, because a rank may read only a part.
         std: number by which inputs are then divided.
+        fill: number that replaces values of inputs that are not finite, before ``mean`` and ``std``
+            apply; None: files with such values are refused.
+        ignore: label of voxels that do not count, in addition to -100.
     """
 
     @checked
@@ -133,8 +170,10 @@ class VolumeFiles:
         cache: CacheSettings,
         classes: Sequence[str] | None = None,
         channel_axis: ChannelAxis | None = None,
-        mean: float = 0.0,
-        std: Annotated[float, Field(gt=0)] = 1.0,
+        mean: Finite = 0.0,
+        std: Annotated[Finite, Field(gt=0)] = 1.0,
+        fill: Finite | None = None,
+        ignore: int | None = None,
     ) -> None:
         if labels == "voxel" and not classes:
             raise ConfigError(
@@ -145,6 +184,7 @@ class VolumeFiles:
         self._root, self._labels, self._cache = root, labels, cache
         self._given = tuple(map(str, classes or ()))
         self._channel_axis, self._mean, self._std = channel_axis, mean, std
+        self._fill, self._ignore = fill, ignore
 
     @cached_property
     def _listing(self) -> tuple[tuple[str, ...], Entries]:
@@ -181,7 +221,7 @@ class VolumeFiles:
     @cached_property
     def _first_shape(self) -> tuple[int, ...]:
         first, _ = self._listing[1]["train"][0]
-        with open_volume(self._readable([first])[first]) as array:
+        with open_volume(self._readable([first], self._channel_axis)[first]) as array:
             shape = tuple(array.shape)
         dimensions = len(shape) - (self._channel_axis is not None)
         if not 1 <= dimensions <= 3 or min(shape) < 1:
@@ -196,13 +236,27 @@ class VolumeFiles:
     def load(self, split: Split) -> FileSamples:
         """Returns the samples of a split."""
         classes, entries = self._listing[0], self._listing[1][split]
-        files = itertools.chain(*zip(*entries, strict=True))  # all inputs, then all labels
-        paths = [path for path in files if isinstance(path, Path)]
-        readable = self._readable(paths)
-        for number, path in enumerate(paths):
-            with open_volume(readable[path]) as array:
-                shape = tuple(array.shape)
-            wanted = self._first_shape if number < len(entries) else self.sample_sizes
+        if len(self._placements) > 1:
+            log_once(
+                "inputs differ in orientation or spacing, but are read as if they did not: "
+                + "; ".join(f"{text} ({named(files)})" for text, files in self._placements.items()),
+                level=logging.WARNING,
+            )
+        files = [path for path, _ in entries]
+        label_files = [label for _, label in entries if isinstance(label, Path)]
+        inputs, voxels = self._readable(files, self._channel_axis), self._readable(label_files)
+        for number, path in enumerate((*files, *label_files)):
+            is_input = number < len(files)
+            with open_volume((inputs if is_input else voxels)[path]) as array:
+                shape, chunks = tuple(array.shape), getattr(array, "nchunks", 0)
+                missing = chunks - array.nchunks_initialized if chunks and is_input else 0
+            if missing:
+                log_once(
+                    f"{missing} of {chunks} chunks of {path} are not stored, and are read as its "
+                    "fill value: correct for empty chunks, but not in a partial copy",
+                    level=logging.WARNING,
+                )
+            wanted = self._first_shape if is_input else self.sample_sizes
             if shape != wanted:
                 raise DataError(
                     f"{path} has the shape {list(shape)}, not {list(wanted)} like the first input",
@@ -211,15 +265,40 @@ class VolumeFiles:
                 )
         labels = [label if isinstance(label, int) else 0 for _, label in entries]
         return FileSamples(
-            inputs=tuple(readable[path] for path, _ in entries),
-            voxels=tuple(readable[label] for _, label in entries if isinstance(label, Path)),
-            files=tuple(str(path) for path, _ in entries),
+            inputs=tuple(inputs[path] for path in files),
+            voxels=tuple(voxels[path] for path in label_files),
+            files=tuple(map(str, files)),
+            label_files=tuple(map(str, label_files)),
             labels_S=np.array(labels, np.int64),
             num_classes=len(classes),
             channel_axis=self._channel_axis,
             mean=self._mean,
             std=self._std,
+            fill=self._fill,
+            ignore=self._ignore,
         )
+
+    @cached_property
+    def _placements(self) -> Mapping[str, list[str]]:
+        """The inputs of both splits by orientation and size of a voxel, where files give these.
+
+        Raises:
+            DataError: an input and its labels are in different places.
+        """
+        found: dict[str, list[str]] = {}
+        for path, label in itertools.chain(*self._listing[1].values()):
+            if (place := placement_of(path)) is None:
+                continue
+            found.setdefault(place.text, []).append(str(path))
+            other = placement_of(label) if isinstance(label, Path) else None
+            if other is not None and (apart := place.distance(other)) > _SAME_PLACE:
+                raise DataError(
+                    f"voxels of {path} ({place.text}) and of its labels {label} ({other.text}) are "
+                    f"up to {apart:.3g} voxels apart, by their affines",
+                    remedy="resample the labels to the grid of the input; or, if they do belong "
+                    "voxel by voxel, write them with the affine of the input",
+                )
+        return found
 
     def fingerprint(self) -> str:
         """Returns a hex digest of the class names, and of each sample's content and label."""
@@ -235,14 +314,21 @@ class VolumeFiles:
         ]
         return digest_values([self.classes, contents])
 
-    def _readable(self, paths: Sequence[Path]) -> dict[Path, Path]:
+    def _readable(
+        self, paths: Sequence[Path], channel_axis: ChannelAxis | None = None
+    ) -> dict[Path, Path]:
         """Maps files to those to read: themselves, or their decompressed copies in the cache."""
         compressed = [path for path in dict.fromkeys(paths) if suffix_of(path) in CONVERTED]
         digests = self._digests(compressed)
         folder = self._cache.directory / "volumes" / "decompressed"
-        targets = {path: folder / f"{digests[path]}_{_VERSION}.npy" for path in compressed}
+        of_tiff = f"{_TIFF_VERSION}{channel_axis or ''}"
+        targets = {
+            path: folder / f"{digests[path]}_{of_tiff if suffix_of(path) in TIFF else _VERSION}.npy"
+            for path in compressed
+        }
         for path, target in targets.items():
-            build_once(target, partial(decompress, path, target), wait_s=self._cache.lock_wait_s)
+            build = partial(decompress, path, target, channel_axis=channel_axis)
+            build_once(target, build, wait_s=self._cache.lock_wait_s)
         return {path: targets.get(path, path) for path in paths}
 
     def _digests(self, paths: Sequence[Path]) -> dict[Path, str]:

@@ -72,7 +72,7 @@ def test_the_gallery_is_predicted_in_batches_of_the_test(
     monkeypatch.setattr("sparsepipe.plots.gallery.gallery_figure", gallery)
     module = Reader()
     run: Any = SimpleNamespace(directory=RunDir(tmp_path))
-    presentation.draw_test(run, module, Grids(), gallery=12)
+    presentation.draw_test(run, module, Grids(), {}, gallery=12)
     assert max(count for _, count in module.events) <= 5
     numbers = drawn["numbers"]
     assert len(numbers) == 12
@@ -97,10 +97,12 @@ def test_voxels_have_no_gallery_but_a_mean_iou(
     monkeypatch.setattr("sparsepipe.plots.gallery.gallery_figure", pytest.fail)
     module = Reader()
     run: Any = SimpleNamespace(directory=RunDir(tmp_path))
-    presentation.draw_test(run, module, LabelledVoxels(), gallery=12)
+    values = {"test/accuracy": 0.5, "test/mean_iou": 0.25}
+    presentation.draw_test(run, module, LabelledVoxels(), values, gallery=12)
     assert not module.events
+    assert "voxels" in RunDir(tmp_path).confusion.read_text()
     with caplog.at_level("INFO"):
-        presentation.log_test(run, module, {"test/accuracy": 0.5, "test/mean_iou": 0.25})
+        presentation.log_test(run, module, values)
     assert "test accuracy 50.0 %, mean IoU 25.0 %, 2 voxels" in caplog.text
 
 
