@@ -38,6 +38,25 @@ def test_channels_are_those_of_the_samples(tmp_path: Path, group: str) -> None:
     assert said.get(group, "have 1 channel") in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [
+        (("data=volumes", *FEW), "cnn2d"),
+        (("data=volumes", *FEW), "sparse_vgg11_bn"),
+        (("data=volumes", *FEW[:2], "data.source.sizes=[8,8]", "data.labels=voxel"), "unet3d"),
+        (("data=digits", "data.source.train_images=20", "data.source.test_images=10"), "cnn3d"),
+        (("data=shapes", "data.representation=sparse"), "cnn3d"),
+    ],
+)
+def test_dimensions_are_those_of_the_samples(
+    tmp_path: Path, data: tuple[str, ...], model: str
+) -> None:
+    spec = composed(*data, f"model={model}", "scale=smoke", f"paths.cache={tmp_path}")
+    kind = {"volumes": "dense [23]D", "digits": "dense 2D", "shapes": "sparse"}[data[0][5:]]
+    with pytest.raises(ConfigError, match=f"the network is .*, but its input is {kind}"):
+        build_module(spec, build_data(spec))
+
+
 def test_a_network_has_all_classes_of_the_data() -> None:
     given = ("data=digits", "model=cnn_5x5", "data.source.train_images=20")
     data = build_data(composed(*given, "data.source.test_images=10"))

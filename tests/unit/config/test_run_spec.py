@@ -53,16 +53,19 @@ def test_groups_that_a_run_does_not_use_are_part_of_its_identity() -> None:
     assert spec.identity()["model._target_"] == spec.identity()["trainer._target_"] == "none"
 
 
-@pytest.mark.parametrize("key", ["checkpoint_strict=false", "task.test_weights=last"])
+@pytest.mark.parametrize(
+    "key", ["checkpoint_strict=false", "task.test_weights=last", "data.source.fill=0.0"]
+)
 def test_runs_of_versions_without_a_key_keep_their_identity(key: str) -> None:
-    spec = composed("data=shapes")
+    spec = composed("data=volume_files")
     values = spec.to_dict()
     del values["checkpoint_strict"], values["input"], values["task"]["test_weights"]
+    del values["data"]["source"]["fill"], values["data"]["source"]["ignore"]
     former = RunSpec.from_dict(values)
     assert former.identity() == spec.identity()
-    changed = composed("data=shapes", key)
+    changed = composed("data=volume_files", key)
     name, _, value = key.partition("=")
-    assert changed.identity() == {**spec.identity(), name: False if value == "false" else value}
+    assert changed.identity() == {**spec.identity(), name: yaml.safe_load(value)}
 
 
 def test_it_is_read_from_a_run_directory(tmp_path: Path) -> None:

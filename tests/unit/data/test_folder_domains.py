@@ -110,6 +110,11 @@ def test_grey_images_and_faults(studio: Path, tmp_path: Path) -> None:
     Image.fromarray(np.zeros((9, 9), np.uint16)).save(studio / "phone" / "deep.png")
     with pytest.raises(DataError, match="more than 8 bits"):
         ready(images(studio, tmp_path / "cache"))
+    pages = [Image.new("L", (9, 9), colour) for colour in (0, 9)]
+    pages[0].save(studio / "phone" / "pages.tif", save_all=True, append_images=pages[1:])
+    with pytest.raises(DataError, match=r"pages.tif has 2 images"):
+        ready(images(studio, tmp_path / "cache"))
+    (studio / "phone" / "pages.tif").unlink()
     whole = (studio / "studio" / "red" / "red_0.jpg").read_bytes()
     Image.new("1", (9, 9)).save(tmp_path / "huge.png")
     huge = bytearray((tmp_path / "huge.png").read_bytes())

@@ -6,6 +6,7 @@ import functools
 import pickle
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from sparsepipe.data import VolumeDataModule, VolumeFiles
+from sparsepipe.data.volumes.formats import decompress
 from sparsepipe.errors import ConfigError, DataError
 
 SIZES = (6, 5, 8)
@@ -29,9 +31,11 @@ def write_tif(path: Path, values: np.ndarray, **settings: Any) -> None:
     pytest.importorskip("tifffile").imwrite(path, values, photometric="minisblack", **settings)
 
 
-def write_nifti(path: Path, values: np.ndarray, *, slope: float | None = None) -> None:
+def write_nifti(
+    path: Path, values: np.ndarray, *, slope: float | None = None, affine: Any = ()
+) -> None:
     nibabel = pytest.importorskip("nibabel")
-    image = nibabel.Nifti1Image(values, np.eye(4))
+    image = nibabel.Nifti1Image(values, affine if len(affine) else np.eye(4))
     if slope is not None:
         image.header.set_slope_inter(slope, 1)
         image = nibabel.Nifti1Image(values * slope + 1, np.eye(4), image.header)
@@ -43,7 +47,12 @@ def write_zarr(path: Path, values: np.ndarray, *, version: int = 3) -> None:
     zarr = pytest.importorskip("zarr")
     chunks = tuple(max(1, size // 2) for size in values.shape)
     array = zarr.create_array(
-        path, shape=values.shape, dtype=values.dtype, chunks=chunks, zarr_format=version
+        path,
+        shape=values.shape,
+        dtype=values.dtype,
+        chunks=chunks,
+        zarr_format=version,
+        overwrite=True,
     )
     array[:] = values
 
@@ -249,7 +258,8 @@ V1 = "inputs/train/v1.npy"
         ("npy", replaced(V1, np.zeros(SIZES, np.complex64)), "values of type complex64"),
         ("h5", lambda root: write_h5(root / "inputs/train/v0.h5", volume(0), 2), "has 2 arrays"),
         *((each, cut(f"inputs/train/v1.{each}"), f"v1.{each} ") for each in ("npy", "h5", "zarr")),
-        *((each, cut(f"inputs/train/v1.{each}"), f"v1.{each} ") for each in ("tif", "nii.gz")),
+        *((e, cut(f"inputs/train/v1.{e}"), f"v1.{e} ") for e in ("tif", "nii", "nii.gz")),
+        ("tif of single pages", cut("inputs/train/v0.tiff"), "v0.tiff .* it is cut off"),
     ],
 )
 def test_files_that_are_wrong(
@@ -294,6 +304,134 @@ def test_labels_that_are_no_classes(tmp_path: Path, values: np.ndarray, message:
     dataset = opened(tmp_path / "root", tmp_path / "cache").train_dataloader().dataset
     with pytest.raises(DataError, match=message):
         dataset[0, 1]
+
+
+@pytest.mark.parametrize("name", ["npy", "nii.gz", "h5", "zarr"])
+def test_values_that_are_not_finite_are_refused_or_filled(tmp_path: Path, name: str) -> None:
+    suffix, write = FORMATS[name]
+    write_pairs(tmp_path / "root", suffix, write)
+    values = volume(1).astype(np.float64)
+    values[3, 2, 5:] = [np.nan, -np.inf, 1e39]  # the last one is infinite in float32
+    write(tmp_path / "root" / "inputs" / "train" / f"v1.{suffix}", values)
+    given = opened(tmp_path / "root", tmp_path / "cache", fill=7.0, mean=2.0)
+    filled = np.where(np.abs(values) < 1e39, values, 7.0).astype(np.float32)
+    assert np.array_equal(given.train_dataloader().dataset[0, 1]["input"][0], filled - 2)
+    dataset = opened(tmp_path / "root", tmp_path / "cache").train_dataloader().dataset
+    with pytest.raises(DataError, match=f"inputs/train/v1.{suffix} has 3 values"):
+        dataset[0, 1]
+
+
+@pytest.mark.parametrize("suffix", ["nii", "nii.gz"])
+@pytest.mark.parametrize("ignore", [None, 255])
+def test_unlabelled_voxels_and_scaled_labels(
+    tmp_path: Path, suffix: str, ignore: int | None
+) -> None:
+    write_pairs(tmp_path)
+    wanted = volume(1) % 3
+    wanted[0], wanted[1] = ignore or -100, -100
+    (tmp_path / "labels" / "train" / "v1.npy").unlink()
+    image = pytest.importorskip("nibabel").Nifti1Image(wanted * 85, np.eye(4))
+    image.header.set_slope_inter(1.000003 / 85, 0)
+    image.to_filename(tmp_path / "labels" / "train" / f"v1.{suffix}")
+    wanted[0] = -100
+    label = opened(tmp_path, tmp_path / "cache", ignore=ignore).train_dataloader().dataset[0, 1]
+    assert np.array_equal(label["label"], wanted)
+    few = opened(tmp_path, tmp_path / "cache", classes=["none", "some"], ignore=ignore)
+    with pytest.raises(DataError, match=f"labels/train/v1.{suffix} has labels from -100"):
+        few.train_dataloader().dataset[0, 1]
+
+
+@pytest.mark.parametrize(
+    ("of_input", "of_labels", "message"),
+    [
+        (np.diag([-1, 1, 1, 1]), np.eye(4), "LAS of 1 x 1 x 1 mm.*RAS of 1 x 1 x 1 mm"),
+        (np.eye(4), np.eye(4) + np.eye(4, k=3), "up to 1 voxels apart"),
+        (np.eye(4), np.diag([1, 1, 1.2, 1]), "RAS of 1 x 1 x 1.2 mm"),
+        (np.eye(4), np.eye(4)[[1, 0, 2, 3]], "ARS of 1 x 1 x 1 mm"),
+        (np.diag([-1, 1, 2, 1]), np.diag([-1 + 1e-6, 1, 2 + 1e-4, 1]), None),
+        (np.diag([-1, 1, 2, 1]), None, None),  # an array without a place
+    ],
+)
+def test_inputs_and_labels_are_in_one_place(
+    tmp_path: Path, of_input: Any, of_labels: Any, message: str | None
+) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    write_pairs(tmp_path)
+    for kind, affine in (("inputs", of_input), ("labels", of_labels)):
+        path = tmp_path / kind / "train" / "v1.npy"
+        nibabel.Nifti1Image(np.load(path), affine).to_filename(path.with_suffix(".nii.gz"))
+        path.unlink()
+    context = nullcontext() if message is None else pytest.raises(DataError, match=message)
+    with context:
+        opened(tmp_path, tmp_path / "cache")
+
+
+def test_odd_orientations_and_lost_chunks_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_pairs(tmp_path / "a", "nii", write_nifti)
+    write_nifti(tmp_path / "a/inputs/test/v1.nii", volume(1), affine=np.diag([2.0, 1, 1, 1]))
+    write_pairs(tmp_path / "b", "zarr", write_zarr)
+    next((tmp_path / "b/inputs/train/v2.zarr").glob("**/0/0/0")).unlink()
+    opened(tmp_path / "a", tmp_path / "cache")
+    opened(tmp_path / "b", tmp_path / "cache")
+    told, lost = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert f"RAS of 2 x 1 x 1 mm ({tmp_path / 'a/inputs/test/v1.nii'})" in told
+    assert f"1 of 12 chunks of {tmp_path / 'b/inputs/train/v2.zarr'}" in lost
+
+
+GREY, RGB = {"photometric": "minisblack"}, {"photometric": "rgb"}
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "settings", "channel_axis", "wanted"),
+    [
+        ("ZCYX", (6, 1, 5, 8), {"ome": True, **GREY}, "first", (1, 6, 5, 8)),  # not 6 channels
+        ("ZCYX", (6, 1, 5, 8), {"imagej": True, **GREY}, "first", (1, 6, 5, 8)),
+        ("ZCYX", (6, 1, 5, 8), {"imagej": True, **GREY}, None, (6, 5, 8)),
+        ("CZYX", (1, 6, 5, 8), GREY, "last", (6, 5, 8, 1)),
+        ("CZYX", (2, 6, 5, 8), {"ome": True, **GREY}, "first", (2, 6, 5, 8)),
+        ("CZYX", (2, 6, 5, 8), {"ome": True, **GREY}, "last", None),
+        ("ZCYX", (6, 2, 5, 8), {"imagej": True, **GREY}, "first", None),
+        ("ZYX", (6, 5, 8), GREY, "first", None),
+        (None, (5, 8, 3), RGB, "last", (5, 8, 3)),
+        (None, (5, 8, 3), RGB, "first", None),
+        (None, (2, 5, 8), GREY, "first", (2, 5, 8)),  # axes without names
+        (None, (5, 8, 2), GREY, "last", (5, 8, 2)),
+    ],
+)
+def test_axes_of_tiff_files_are_those_that_they_name(
+    tmp_path: Path, axes: str | None, shape: Any, settings: Any, channel_axis: Any, wanted: Any
+) -> None:
+    values = np.random.default_rng(0).integers(0, 255, shape).astype(np.uint8)
+    metadata = {"axes": axes} if axes else {}
+    path, made = tmp_path / "a.tif", tmp_path / "a.npy"
+    pytest.importorskip("tifffile").imwrite(path, values, metadata=metadata, **settings)
+    refused = pytest.raises(DataError, match=r"axes \w+ of sizes .* contradicts")
+    with nullcontext() if wanted else refused:
+        decompress(path, made, channel_axis=channel_axis)
+        assert np.load(made).shape == wanted
+        assert np.array_equal(np.load(made).ravel(), values.ravel())
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reduced", "wanted"),
+    [
+        ([(5, 8)] * 3, 0, (3, 5, 8)),
+        ([(5, 8), (2, 4)], 1, (5, 8)),  # a thumbnail
+        ([(5, 8), (5, 7)], 0, None),
+        ([SIZES, SIZES], 0, None),
+    ],
+)
+def test_equal_pages_are_a_stack(tmp_path: Path, shapes: Any, reduced: int, wanted: Any) -> None:
+    path, made = tmp_path / "a.tif", tmp_path / "a.npy"
+    with pytest.importorskip("tifffile").TiffWriter(path) as file:
+        for n, shape in enumerate(shapes):
+            file.write(volume(n, shape), subfiletype=n and reduced, photometric="minisblack")
+    with nullcontext() if wanted else pytest.raises(DataError, match="it has 2 images"):
+        decompress(path, made)
+        assert np.load(made).shape == wanted
+        assert np.array_equal(np.load(made).reshape(-1, *shapes[0])[0], volume(0, shapes[0]))
 
 
 @pytest.mark.parametrize(
