@@ -62,6 +62,7 @@ class RunCheckpoint(Checkpoint):
         record: Mapping[str, Any] | None = None,
     ) -> None:
         self._directory, self._record = directory, dict(record or {})
+        self._is_open = directory.config.exists()
         self.monitor = monitor or "val/accuracy"
         self._is_monitor_given = monitor is not None
         self._validated = False
@@ -138,6 +139,8 @@ class RunCheckpoint(Checkpoint):
         }
         last = self._directory.last
         partial = last.with_name(f".{last.name}.tmp")
+        if self._is_open and trainer.is_global_zero:
+            self._directory.check_open()  # else the folder would be made anew, without the rest
         with writing(last.parent):
             trainer.save_checkpoint(partial)
             if trainer.is_global_zero:

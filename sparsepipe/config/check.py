@@ -20,11 +20,10 @@ from sparsepipe.config.schema import Config, Node
 from sparsepipe.config.target import names_in_source, parameters_of
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.arguments import in_words, wrong_value
-from sparsepipe.utils.extensions import nearest
+from sparsepipe.utils.extensions import INSTRUCTIONS, nearest
 
 UNKNOWN_KEY = re.compile(r"unknown key '([^']*)'")
 _WITHOUT_NODES = ("hydra", "paper", "runs")
-_INSTRUCTIONS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -121,7 +120,7 @@ def _unknown(
     for key in value:
         if key in node.elsewhere and key not in names:
             yield f"unknown key '{path}.{key}' ({node.elsewhere[key]})"
-        elif key not in _INSTRUCTIONS and key not in names:
+        elif key not in INSTRUCTIONS and key not in names:
             yield unknown_key(key, names, path=(path,))
 
 

@@ -337,6 +337,11 @@ def printed_text(config: DictConfig, sources: Iterable[ConfigSourceInfo]) -> str
     task = _task_of(raw)
     if not getattr(task, "prints_only", False):
         return None
+    if raw.get(FROM_RUN):
+        raise ConfigError(
+            f"{raw['task']['_target_']} makes no run, so it cannot begin from the run of --from",
+            remedy="leave --from out, or choose the task of a run",
+        )
     resolved = OmegaConf.to_container(config.task, resolve=True)
     assert isinstance(resolved, dict)
     node = {str(key): value for key, value in resolved.items()}

@@ -47,11 +47,15 @@ _VALUES = ("representation", "seed")
 _PRECISION = "trainer.precision"
 FROM_RUN = "from_run"
 """Key that names the configuration file of the run given with ``--from``."""
-NOT_REPLAYED = ("checkpoint", "data.cache_dir", "data.root", "input", "paths")
+NOT_REPLAYED = (
+    *("checkpoint", "checkpoint_strict", "data.cache_dir", "data.root", "input", "paths"),
+)
 """Keys and groups whose overrides a run does not record; ``--from`` reads their values instead."""
 NOT_RECORDED = (*NOT_REPLAYED, "force", FROM_RUN, "hydra", "logger")
 """Prefixes of the overrides and group choices that a run does not record."""
 _FLAG = "--from"
+_RESOLVER = re.compile(r"\$\{\s*([\w.-]*\s*:|\$)")
+"""Finds an interpolation that calls a function, such as ``${oc.env:HOME}``."""
 _SAMPLES = (
     *("batch_size", "strict", "val_share", "seed", "sampling_seed", "augment", "source", "split"),
     "evaluated",  # of data of several domains
@@ -99,6 +103,13 @@ def replayed(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
     kept = [
         word for word in recorded if names[word] not in own and not names[word].startswith(chosen)
     ]
+    for word in kept:
+        if not is_override(word) or names[word].startswith(NOT_RECORDED) or _RESOLVER.search(word):
+            raise ConfigError(
+                f"{config} records the override {reading.shown(word)}, which is not that of a "
+                "setting, or calls a function",
+                remedy="set its key in this command, which replaces it, or correct the file",
+            )
     path = str(config.absolute()).replace("'", "\\'")
     return [*words[:first], f"++{FROM_RUN}='{path}'", *kept, *words[first:]]
 
@@ -164,12 +175,14 @@ def _merged(
 
 
 def _escaped(value: Any) -> Any:
-    """Escapes ``${`` in resolved values, so that OmegaConf does not resolve them again."""
+    """Escapes ``${`` in resolved values, so that OmegaConf does not resolve them again, and each
+    backslash before it, since two of them would stand for one.
+    """
     if isinstance(value, Mapping):
         return {key: _escaped(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_escaped(item) for item in value]
-    return value.replace("${", "\\${") if isinstance(value, str) else value
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +202,14 @@ def training_of(source: str) -> Training | None:
     """Reads the configuration of a checkpoint's training from its run's directory, else from the
     checkpoint; None if neither contains it.
 
+    The settings of a checkpoint alone may be a stranger's: they name trusted callables only, depend
+    on nothing in the environment, and caches are kept where they are by default.
+
     Args:
         source: a checkpoint or a run directory, as given with ``checkpoint=``.
+
+    Raises:
+        ConfigError: the settings of a checkpoint alone are not such values.
     """
     path = expanded(source).absolute()
     run = path.parent.parent if path.parent.name == "checkpoints" else path
@@ -215,15 +234,26 @@ def training_of(source: str) -> Training | None:
         return None
     if not (isinstance(recorded, dict) and _has_nodes(recorded)):
         return None
-    for target in _targets(recorded):
-        if not is_trusted(target):
+    remedy = "if you trust it, pass the path of the checkpoint inside its run's directory, whose "
+    remedy += "config.yaml counts as your own"
+    for key, value in _entries(recorded):
+        text = value if isinstance(value, str) else ""
+        if "." in key or "${" in text or os.path.expanduser(os.path.expandvars(text)) != text:
             raise ConfigError(
-                f"{file} names the callable {target}, but without the config.yaml of its run, a "
-                f"checkpoint may only name callables of {', '.join(TRUSTED)}",
-                remedy="pass the path of the checkpoint inside its run's directory, whose "
-                "config.yaml may name any callable",
+                f"{file} records {reading.shown(key)}: {reading.shown(value)}, but settings that a "
+                "checkpoint records are plain values: without ${...}, variables, ~ or dotted keys",
+                remedy=remedy,
             )
-    return Training(file, recorded)
+        if key == "_target_" and not is_trusted(str(value)):
+            raise ConfigError(
+                f"{file} names the callable {value}, but without the config.yaml of its run, a "
+                f"checkpoint may only name callables of {', '.join(TRUSTED)}",
+                remedy=remedy,
+            )
+    data, place = flatten(recorded["data"]), os.environ.get("SPARSEPIPE_DATA") or "data"
+    cache = os.path.join(place, "cache")  # as in conf/paths/default.yaml
+    data |= {name: cache for name in data if name.rpartition(".")[2] == "cache_dir"}
+    return Training(file, {**recorded, "data": nested(data)})
 
 
 def _has_nodes(values: Mapping[str, Any]) -> bool:
@@ -251,21 +281,26 @@ def _located(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "data": nested(data)}
 
 
-def _targets(node: Any) -> Iterator[str]:
-    if isinstance(node, Mapping):
-        if "_target_" in node:
-            yield str(node["_target_"])
-        for value in node.values():
-            yield from _targets(value)
-    elif isinstance(node, Sequence) and not isinstance(node, str):
-        for value in node:
-            yield from _targets(value)
+def _entries(node: Mapping[Any, Any] | Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yields each key and value in a node, at any depth; an empty key for an item of a list."""
+    for key, value in node.items() if isinstance(node, Mapping) else (("", each) for each in node):
+        yield str(key), value
+        if isinstance(value, Mapping | list | tuple):
+            yield from _entries(value)
 
 
 def recorded_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run that its checkpoints record: network, inputs, optimizer, precision."""
+    """The settings of a run that its checkpoints record: network, inputs, optimizer, precision.
+
+    Paths of the data are recorded as they are now, with ``~`` and environment variables expanded.
+    """
     kept = {key: values[key] for key in (*GROUPS, *_VALUES, "optim") if key in values}
-    return {**copy.deepcopy(kept), "trainer": {"precision": values["trainer"]["precision"]}}
+    data = flatten(kept.get("data") or {})
+    for name, value in data.items():
+        if name.rpartition(".")[2] in _PLACES and isinstance(value, str) and value:
+            data[name] = os.path.expanduser(os.path.expandvars(value))
+    kept = {**copy.deepcopy(kept), "data": nested(data)}
+    return {**kept, "trainer": {"precision": values["trainer"]["precision"]}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, ConfigDict, Field, PlainValidator
+from pydantic_core import PydanticCustomError
 
 from sparsepipe.config.target import Target
 from sparsepipe.utils.extensions import DottedPath
@@ -20,6 +21,15 @@ Buildable = Annotated[Target, PlainValidator(Target.parse)]
 """A mapping with a ``_target_``."""
 _FIXED = ConfigDict(extra="forbid", strict=True)
 """Dataclasses take only their fields as keys, and only values of the fields' types."""
+
+
+def _not_empty(path: str) -> str:
+    if not path:
+        raise PydanticCustomError("empty", "should be a path that is not empty")
+    return path
+
+
+_Place = Annotated[str, AfterValidator(_not_empty)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,9 +56,9 @@ class Paths:
     """Directories of data sets, of caches and of runs."""
 
     __pydantic_config__ = _FIXED
-    data: str
-    cache: str
-    outputs: str
+    data: _Place
+    cache: _Place
+    outputs: _Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

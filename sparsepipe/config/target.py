@@ -17,7 +17,7 @@ from typing import Any, Self
 from pydantic_core import PydanticCustomError
 
 from sparsepipe.errors import ConfigError, SparsePipeError
-from sparsepipe.utils.extensions import imported
+from sparsepipe.utils.extensions import build_node, imported
 
 _PLAIN_BASES = ("ABC", "Protocol", "object")
 _MOST_STEPS = 20
@@ -92,19 +92,16 @@ class Target:
         """Calls the callable with the arguments of this target, after building those that are nodes
         themselves, and with ``given``, which takes precedence.
         """
-        from hydra.errors import InstantiationException
-        from hydra.utils import instantiate
-
         try:
-            return instantiate(self.to_dict(), _convert_="all", **given)
-        except InstantiationException as error:
+            return build_node(self.to_dict(), **given)
+        except Exception as error:
             cause: BaseException | None = error
             while cause is not None:
                 if isinstance(cause, SparsePipeError):
                     raise cause from None
                 cause = cause.__cause__
             raise ConfigError(
-                f"{self.path} cannot be built: {error.__cause__ or error}",
+                f"{self.path} cannot be built: {error}",
                 remedy="correct its arguments; `sparsepipe --cfg job` prints them",
             ) from error
 

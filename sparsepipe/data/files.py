@@ -66,7 +66,7 @@ def require_root(root: Path | str | None, *, what: str, where_from: str) -> Path
 
     For its message, ``what`` says what the directory should be, ``where_from`` how to obtain it.
     """
-    path = expanded(root or "").absolute()
+    path = expanded(root or ".").absolute()
     if not root or not path.is_dir():
         raise DataError(
             f"data.root={root or 'null'} is not a directory; it should be {what}",

@@ -109,13 +109,19 @@ def clean(
             f"{', '.join(experiments) or 'none'}",
         )
     runs = [run for run in runs if experiment in (None, run.path.parent.name)]
+    inside = [run for run in runs if run.checkpoints.resolve().is_relative_to(place.resolve())]
+    others = ""
+    if count := len(runs) - len(inside):
+        others = (
+            f"\n\nleft alone: checkpoints of runs that are outside {place}, behind links: {count}"
+        )
+    runs = inside
     found = {run: files for run in runs if run.done.exists() and (files := superfluous(run, keep))}
     unfinished = [[*run.checkpoints.glob("*.ckpt")] for run in runs if not run.done.exists()]
-    others = ""
     if count := sum(map(bool, unfinished)):
         size = size_text(size_bytes(path for files in unfinished for path in files))
         several = f"{count} unfinished runs keep" if count > 1 else "1 unfinished run keeps"
-        others = f"\n\n{several} {size} of checkpoints, from which the same commands continue"
+        others += f"\n\n{several} {size} of checkpoints, from which the same commands continue"
     if not found:
         return f"no finished run in {place} has a checkpoint to remove{others}"
     rows, total = [], 0

@@ -155,14 +155,14 @@ def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> 
         )
     preprocess = preprocessing_of(training)
     content = read_checkpoint(path)
-    classes = list((content.get(RECORD) or {}).get(CLASSES) or ())
+    classes = [str(name) for name in (content.get(RECORD) or {}).get(CLASSES) or ()]
     if not classes:
         raise ConfigError(
             f"the classes on which {path} was trained are unknown",
             remedy="evaluate it with task=evaluate, which reads the classes from the data",
         )
     network = Target.parse(training.values["model"]).build_with(
-        num_classes=len(classes), class_names=list(classes)
+        num_classes=len(classes), class_names=classes
     )
     load_weights(network, content["state_dict"], path)
     precision = (training.values.get("trainer") or {}).get("precision")

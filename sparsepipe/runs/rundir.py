@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.errors import DataError
+from sparsepipe.errors import DataError, OutputError
 from sparsepipe.utils.files import expanded, free_name, read_json, write_json, write_text_atomic
 
 _LOGGED = ("wandb", "mlflow", "tensorboard")
@@ -128,10 +128,21 @@ class RunDir:
         """Removes the directory, after a failure, if it has no more than configuration and plan."""
         plan = (self.plan, self.plan_table, self.plan_figures, self.shares)
         unused = {self.config.name, _STARTS, *(path.name for path in plan)}
-        if {path.name for path in self.path.iterdir()} <= unused:
+        if self.path.is_dir() and {path.name for path in self.path.iterdir()} <= unused:
             shutil.rmtree(self.path)
 
+    def check_open(self) -> None:
+        """Raises an OutputError if the run's directory was removed or moved since :meth:`open`."""
+        if not self.config.exists():
+            raise OutputError(
+                f"{self.path} was removed or moved while the run was writing to it",
+                remedy="run the same command again, and leave the directory where it is until the "
+                "run has finished",
+            )
+
     def finish(self, summary: Mapping[str, Any]) -> None:
+        """Marks the run as finished; raises an OutputError as :meth:`check_open` does."""
+        self.check_open()
         write_json(self.done, dict(summary))
 
 

@@ -15,7 +15,11 @@ from sparsepipe.errors import ConfigError
 
 T = TypeVar("T")
 TRUSTED = ("sparsepipe.models", "sparsepipe.data", "sparsepipe.sparse", "torch.nn", "torch.optim")
-"""Packages whose callables may be called when a file, such as a checkpoint, names them."""
+"""Packages whose classes may be called when a file, such as a checkpoint, names them."""
+_FUNCTIONS = ("sparsepipe.models.", "sparsepipe.data.sources.", "torch.nn.functional.")
+"""Prefixes of modules whose functions may be called too: others write files or change torch."""
+INSTRUCTIONS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
+"""Keys that say how an object is built, and are not arguments of its callable."""
 
 
 def _dotted(name: str) -> str:
@@ -93,7 +97,8 @@ def by_name(name: str, known: Mapping[str, T], *, kind: str) -> T | Callable[...
 
 
 def is_trusted(path: str) -> bool:
-    """Whether a dotted path leads to a callable of one of the :data:`TRUSTED` packages.
+    """Whether a dotted path leads to a class of one of the :data:`TRUSTED` packages, or to a
+    function that builds a network or a source, or computes.
 
     Callables that these packages import from elsewhere are not trusted.
     """
@@ -106,29 +111,48 @@ def is_trusted(path: str) -> bool:
         return False
     while isinstance(found, functools.partial):
         found = found.func
-    return f"{getattr(found, '__module__', '')}.".startswith(trusted)
+    module = f"{getattr(found, '__module__', '')}."
+    return module.startswith(trusted if isinstance(found, type) else _FUNCTIONS)
 
 
-def build_trusted(node: Any) -> Any:
-    """Builds the objects that a file describes, as Hydra would; raises a ConfigError if one needs a
-    callable that is not trusted.
+def build_node(
+    node: Any, locate: Callable[[str], Callable[..., Any]] = imported, **given: Any
+) -> Any:
+    """Builds the objects that plain values describe, as Hydra would, but takes every text as it is:
+    no interpolation is resolved.
 
     Args:
         node: plain values, in which mappings with ``_target_`` describe objects.
+        locate: finds the callable of a dotted path.
+        given: arguments of the outermost object, which take precedence and are not built.
     """
-    if isinstance(node, list):
-        return [build_trusted(each) for each in node]
+    if isinstance(node, list | tuple):
+        return [build_node(each, locate) for each in node]
     if not isinstance(node, Mapping):
         return node
-    values = {key: build_trusted(value) for key, value in node.items() if key != "_target_"}
+    if node.get("_recursive_") is False:
+        values = dict(node)
+    else:
+        values = {key: build_node(value, locate) for key, value in node.items()}
     if "_target_" not in node:
         return values
-    path, partial = str(node["_target_"]), values.pop("_partial_", False)
-    values.pop("_convert_", None)
-    if not is_trusted(path):
-        raise ConfigError(
-            f"the file names {path}, but only callables of {', '.join(TRUSTED)} are called",
-            remedy="build the object yourself and pass it instead",
-        )
-    made = functools.partial(imported(path), **values)
-    return made if partial else made()
+    arguments = {key: value for key, value in values.items() if key not in INSTRUCTIONS}
+    found = locate(str(node["_target_"]))
+    made = functools.partial(found, *values.get("_args_", ()), **{**arguments, **given})
+    return made if node.get("_partial_") else made()
+
+
+def build_trusted(node: Any) -> Any:
+    """Builds the objects that a file describes, as :func:`build_node`; raises a ConfigError if one
+    needs a callable that is not trusted.
+    """
+
+    def locate(path: str) -> Callable[..., Any]:
+        if not is_trusted(path):
+            raise ConfigError(
+                f"the file names {path}, but only callables of {', '.join(TRUSTED)} are called",
+                remedy="build the object yourself and pass it instead",
+            )
+        return imported(path)
+
+    return build_node(node, locate)

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.errors import DataError, OutputError, SparsePipeError
+from sparsepipe.errors import ConfigError, DataError, OutputError, SparsePipeError
 from sparsepipe.utils import reading
 
 PathLike = str | os.PathLike[str]
@@ -33,7 +33,15 @@ _ANEW = (
 
 
 def expanded(path: PathLike) -> Path:
-    """Returns the path with ``~`` and environment variables expanded."""
+    """Returns the path with ``~`` and environment variables expanded; a ConfigError if it is empty,
+    which would mean the working directory.
+    """
+    if not os.fspath(path):
+        raise ConfigError(
+            "an empty path cannot be read or written",
+            remedy="name a file or directory, such as '.' for the working directory; a variable of "
+            "the shell that is not set leaves a setting empty",
+        )
     return Path(os.path.expanduser(os.path.expandvars(path)))
 
 

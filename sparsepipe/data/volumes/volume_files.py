@@ -189,7 +189,7 @@ class VolumeFiles:
     @cached_property
     def _listing(self) -> tuple[tuple[str, ...], Entries]:
         """Names of the classes, and the samples of each split."""
-        root, labels = expanded(self._root or "").absolute(), self._labels
+        root, labels = expanded(self._root or ".").absolute(), self._labels
         if self._root and root.suffix.lower() == ".csv" and root.is_file():
             classes, entries = _in_table(root, labels, self._given)
         elif self._root and root.is_dir() and labels == "voxel":

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
-from sparsepipe.config.compose import admit, config_dir
+from sparsepipe.config.compose import admit, config_dir, printed_text
 from sparsepipe.config.finished_run import NOT_RECORDED, replayed
 from sparsepipe.config.listing import groups_in
 from sparsepipe.config.run_spec import RunSpec
@@ -40,7 +41,7 @@ RUN = (
     *("model=dense_vgg11_bn", "model.width=0.25", "seed=3", "optim=adamw", "data.resolution=20"),
     *("parallel=gpipe", "parallel.devices=2", "hardware.cpu_devices=2", "tags=[a,'b c']"),
     *("callbacks=[early_stopping]", "hardware.accelerator=cpu", "name=first"),
-    *("checkpoint=first.ckpt", "input=parts"),
+    *("checkpoint=first.ckpt", "checkpoint_strict=false", "input=parts"),
 )
 
 
@@ -90,6 +91,30 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         from_run(["--from", str(tmp_path)])
     with pytest.raises(ConfigError, match="cannot be read"):
         from_run(["seed=1", "--from"])
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("--config-dir=there", "--experimental-rerun=config.pickle", "-m", "seed"),
+        *("force=true", "hydra.job.env_set.A=1", "+hydra/launcher=joblib", "paths.outputs=there"),
+        *("name=${oc.env:HOME}", "++tags=['a ${ oc.env: HOME}']", "name=${${name}:HOME}"),
+    ],
+)
+def test_what_no_run_records_is_not_taken_from_it(tmp_path: Path, word: str) -> None:
+    recorded(tmp_path, "data=shapes")
+    config = tmp_path / "config.yaml"
+    config.write_text(config.read_text().replace("- data=shapes", f"- seed=4\n  - {word!r}"))
+    with pytest.raises(ConfigError, match="records the override"):
+        from_run(["--from", str(tmp_path)])
+    if word.startswith("name"):
+        assert "seed=4" in from_run(["--from", str(tmp_path), "name=mine"])
+
+
+def test_a_task_that_only_prints_begins_from_no_run() -> None:
+    task = {"_target_": "sparsepipe.runs.disk.clean", "ask": False}
+    with pytest.raises(ConfigError, match="makes no run"):
+        printed_text(OmegaConf.create({"task": task, "from_run": "config.yaml"}), [])
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,20 @@ def test_runs_of_one_experiment_and_none_that_others_work_on(outputs: Path) -> N
         cleaned(outputs / "nowhere")
 
 
+def test_links_do_not_lead_out_of_the_directory(tmp_path: Path) -> None:
+    apart = made(tmp_path / "apart" / "4", "last")
+    own = made(tmp_path / "outputs" / "first" / "1")
+    (own.checkpoints / "fitted.json").unlink()
+    own.checkpoints.rmdir()
+    own.checkpoints.symlink_to(apart.checkpoints)
+    (tmp_path / "outputs" / "second").symlink_to(apart.path.parent)
+    (tmp_path / "linked").symlink_to(tmp_path / "outputs")
+    text = cleaned(tmp_path / "linked", ask=False)
+    assert text.endswith("behind links: 2")
+    assert names(apart) == ["last"]
+    assert cleaned(tmp_path / "outputs" / "second", ask=False) == "removed checkpoints of 1 run"
+
+
 def test_a_run_that_is_to_keep_none_goes_on_until_it_has_finished(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from torch import nn
 
 import sparsepipe
 from sparsepipe.config.build import build_data
+from sparsepipe.config.finished_run import recorded_settings
 from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.target import Target
 from sparsepipe.data.formats.off import read_off
 from sparsepipe.errors import CheckpointError, ConfigError, DataError
 from sparsepipe.launch.job import run_job
@@ -165,10 +168,82 @@ def test_a_checkpoint_suffices_where_data_and_run_are_gone(run: Path, place: Pat
     content["sparsepipe"]["config"]["data"]["root"] = "/nowhere"
     torch.save(content, place / "moved.ckpt")
     assert sparsepipe.load(place / "moved.ckpt").predict(own) == expected
-    content["sparsepipe"]["config"]["model"]["_target_"] = "os.system"
-    torch.save(content, place / "moved.ckpt")
-    with pytest.raises(ConfigError, match=r"os\.system"):
-        sparsepipe.load(place / "moved.ckpt")
+
+
+MARK = "{_target_: pathlib.Path.touch, self: {_target_: pathlib.Path, _args_: [made]}}"
+SHAPES_INTO = {
+    "_target_": "sparsepipe.data.shapes.generate.generate_shapes",
+    "root": {"_target_": "sparsepipe.data.files.require_root", "root": "."},
+    "classes": ["mug"],
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model/_target_", "os.system"),
+        ("model/_target_", "torch.nn.functional.torch.os.system"),
+        ("model/width", f"${{oc.create:{MARK}}}"),
+        ("model/width", "\\\\${oc.env:MARKER}"),
+        ("model/width", "\\${oc.env:MARKER}"),
+        ("model/dropout", [(0, {"_target_": "pathlib.Path.touch"})]),
+        ("model/dropout", SHAPES_INTO),
+        ("model._target_", "pathlib.Path.touch"),
+        ("data/root", "$MARKER/data"),
+        ("data/split", "~/data.csv"),
+        ("trainer/precision", "${oc.env:MARKER}"),
+    ],
+)
+def test_a_checkpoint_of_others_is_read_as_values(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: object
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MARKER", "secret")
+    monkeypatch.setenv("HOME", "/secret")
+    content = checkpoint(run, "best")
+    node, keys = content["sparsepipe"]["config"], key.split("/")
+    for name in keys[:-1]:
+        node = node[name]
+    node[keys[-1]] = value
+    torch.save(content, "of_others.ckpt")
+    for read in (sparsepipe.load, lambda file: composed("task=evaluate", f"checkpoint={file}")):
+        with pytest.raises(ConfigError, match=r"of_others\.ckpt (names|records)") as refused:
+            read("of_others.ckpt")
+        assert "secret" not in str(refused.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["of_others.ckpt"]
+
+
+def test_texts_of_a_run_are_not_resolved(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither settings nor classes, whose names come from folders."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MARKER", "secret")
+    text = f"${{oc.create:{MARK}}} \\${{oc.env:MARKER}}"
+    assert Target("builtins.dict", {"a": [text], "b": {"c": text}}).build(d=[text]) == {
+        **{"a": [text], "b": {"c": text}, "d": [text]},
+    }
+    shutil.copytree(run, "copy")
+    content = checkpoint(run, "best")
+    content["sparsepipe"]["classes"][0] = text
+    torch.save(content, "copy/checkpoints/best.ckpt")
+    assert sparsepipe.load("copy").classes[0] == text
+    config = Path("copy/config.yaml")
+    for value in ("${oc.env:MARKER}", "\\${oc.env:MARKER}"):
+        config.write_text(config.read_text().replace("width: 0.0625", f"width: '{value}'"))
+        for read in (sparsepipe.load, lambda run: composed("task=evaluate", f"checkpoint={run}")):
+            with pytest.raises(ConfigError) as refused:
+                read("copy")
+            assert "secret" not in str(refused.value)
+        shutil.copy(run / "config.yaml", config)
+    assert not Path("made").exists()
+
+
+def test_a_checkpoint_records_paths_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARKER", "/there")
+    spec = composed("data=folder", "data.root=$MARKER/parts", "data.split='~/split.csv'")
+    data = recorded_settings(spec.to_dict())["data"]
+    assert (data["root"], data["split"]) == ("/there/parts", os.path.expanduser("~/split.csv"))
 
 
 def test_what_cannot_be_loaded_or_predicted_is_explained(run: Path, place: Path) -> None:

@@ -6,11 +6,13 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
-from sparsepipe.errors import CheckpointError, ConfigError
+from sparsepipe.errors import CheckpointError, ConfigError, OutputError
 from sparsepipe.runs.rundir import RunDir, file_fingerprint
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, checkpoint, composed, rows
@@ -109,6 +111,30 @@ def test_what_a_run_leaves(job: Job, tmp_path: Path) -> None:
     for name in ("epoch_time_s", "train_shapes_per_s", "peak_memory_bytes", "torch"):
         assert result[name]
     assert not any(isinstance(value, dict) and value for value in result.values())
+
+
+class Removal(pl.Callback):
+    """Removes the directory of all runs once, in the second epoch."""
+
+    done: ClassVar[bool] = False
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch == 1 and not Removal.done:
+            Removal.done = True
+            shutil.rmtree("outputs")
+
+
+def test_a_run_whose_directory_is_removed_does_not_finish(job: Job) -> None:
+    removal = f"callbacks={{removal: {{_target_: {__name__}.Removal}}}}"
+    words = ("trainer.max_epochs=3", removal)
+    with pytest.raises(OutputError, match="was removed or moved while"):
+        job(*words)
+    assert not [*Path("outputs").glob("*/*/DONE.json")]
+    run = RunDir(job(*words))
+    assert (len(rows(run.path)), run.config.exists(), len(run.starts)) == (3, True, 1)
+    run.config.unlink()
+    with pytest.raises(OutputError, match="was removed or moved while"):
+        run.finish({})
 
 
 def test_finished_run_is_skipped_and_force_starts_anew(job: Job) -> None:

@@ -222,6 +222,7 @@ def test_files_that_are_found(place: Path) -> None:
         ("outputs/*/*/*.json", ConfigError, r"names no shape file, only \d+ .json"),
         ("new/b.png", DataError, "new/b.png does not have the suffix"),
         ("null", ConfigError, "task=predict needs input"),
+        ("", ConfigError, "an empty path"),  # as a variable that is not set leaves it
     ],
 )
 def test_what_holds_no_shape_is_refused(
