@@ -119,6 +119,8 @@ def list_folder(
         found = [file for file in found if file.class_name]
     if others:
         log_once(f"{root}: other files and folders are ignored: {named(others)}")
+    if found and (unread := unread_formats(others, {file.class_name for file in found})):
+        log_once(f"{root}: classes are left out{unread}; those read are {', '.join(suffixes)}")
     for what, has in (("class", "class_name"), ("train or test", "split")):
         within = [file.name for file in found if getattr(file, has)]
         outside = [file.name for file in found if not getattr(file, has)]
@@ -146,6 +148,19 @@ def list_folder(
         )
         for each in SPLITS
     }
+
+
+def unread_formats(others: Collection[str], present: Collection[str]) -> str:
+    """Returns which formats of ``others`` are not read, as text, or nothing if there are none.
+
+    Only files in folders of classes that are not ``present`` count, or, without such folders, all.
+    """
+    found = set[str]()
+    for path in map(Path, [name for name in others if not name.endswith("/")]):
+        folder = "/".join(part for part in path.parts[:-1] if part.lower() not in SPLITS)
+        if folder not in present and (folder or not present):
+            found.add(f"{folder or '.'}/*{path.suffix}")
+    return f", since these formats are not read: {named(sorted(found))}" if found else ""
 
 
 def _splits_in_table(root: Path, names: Collection[str], setting: str) -> Mapping[str, str]:
@@ -197,7 +212,8 @@ def make_listing(
     if not files or (empty and split == "train"):
         raise DataError(
             f"{root} has no {split} files"
-            + (f" of these classes: {named(empty)}" if files else ""),
+            + (f" of these classes: {named(empty)}" if files else "")
+            + unread_formats(find_files(root, suffixes)[1], present),
             remedy=f"put at least two files ({', '.join(suffixes)}) into each class folder; "
             f"{_LAYOUT}; {_SPLIT}",
         )

@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 
 from sparsepipe.data.files import check_regular, unreadable
 from sparsepipe.data.formats.clouds import read_array_points, read_text_points
+from sparsepipe.data.formats.glb import load_glb
+from sparsepipe.data.formats.obj import read_obj
 from sparsepipe.data.formats.off import read_off
+from sparsepipe.data.formats.ply import read_ply
 from sparsepipe.errors import DataError
 
 _TEXT_BYTES, _SHAPE_BYTES = 1 << 28, 1 << 30
@@ -27,17 +30,13 @@ _MAX_COORDINATE = 1e30
 """Largest accepted coordinate: products of a few coordinates do not overflow."""
 
 
-def read_by_trimesh(path: Path) -> NDArray[np.float64]:
-    """Returns the triangles [F, 3, 3] of all meshes in a file, or, without meshes, points [Q, 3].
-
-    The file is read from memory and without a resolver, so that no other file is opened.
-    """
-    content, suffix = io.BytesIO(path.read_bytes()), path.suffix[1:].lower()
-    return _scene_shape(
-        trimesh.load_scene(
-            content, file_type=suffix, process=False, resolver={}, skip_materials=True
-        )
-    )
+def _read_stl(path: Path) -> NDArray[np.float64]:
+    content = path.read_bytes()
+    scene = trimesh.load_scene(io.BytesIO(content), file_type="stl", process=False, resolver={})
+    is_binary = len(content) == 84 + 50 * int.from_bytes(content[80:84], "little")
+    if not is_binary and b"facet" in content.lower().rpartition(b"endsolid")[2]:
+        raise ValueError("it is cut off: its last solid has no end")
+    return _scene_shape(scene)
 
 
 def _scene_shape(scene: trimesh.Scene) -> NDArray[np.float64]:
@@ -49,13 +48,13 @@ def _scene_shape(scene: trimesh.Scene) -> NDArray[np.float64]:
 
 READERS: dict[str, Callable[[Path], NDArray[Any]]] = {
     ".csv": read_text_points,
-    ".glb": read_by_trimesh,
+    ".glb": lambda path: _scene_shape(load_glb(path)),
     ".npy": read_array_points,
     ".npz": read_array_points,
-    ".obj": read_by_trimesh,
+    ".obj": read_obj,
     ".off": lambda path: read_off(path).triangles,
-    ".ply": read_by_trimesh,
-    ".stl": read_by_trimesh,
+    ".ply": read_ply,
+    ".stl": _read_stl,
     ".txt": read_text_points,
     ".xyz": read_text_points,
 }

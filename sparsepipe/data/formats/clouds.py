@@ -17,7 +17,19 @@ _MOST_COLUMNS = 16
 _HEADER_LINES = 20
 """The first point must be within this many lines of a text; the PCD format's header has 11."""
 _COMMENT = re.compile(r"(#|//).*")
-_WORD = re.compile(r"\w+")
+_UNIT = re.compile(r"[\W_]*[\[(].*|[\W_]+")
+"""What does not count in a column's name: units in brackets, quotes, signs between words."""
+_AXIS = re.compile(
+    r"(p|pt|pos|position|points?|coord|coordinates?|)([xyz012])"
+    r"(coord|coordinate|pos|position|axis|)(?:m|mm|cm|km|ft|in|)"
+)
+_MAPPED = [
+    (*ground, height)
+    for ground in (("x", "y"), ("easting", "northing"), ("east", "north"))
+    for height in ("z", "elevation", "height", "altitude")
+]
+_COUNT = re.compile(r"(?:POINTS\s+)?(\d+)\s*")
+"""A line of the header that declares how many points follow."""
 
 
 def read_array_points(path: Path) -> NDArray[Any]:
@@ -53,18 +65,64 @@ def read_text_points(path: Path) -> NDArray[np.float64]:
     lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     for start, line in enumerate(lines[:_HEADER_LINES]):  # noqa: B007
         delimiter = next((each for each in ";," if each in line), None)
+        words = _COMMENT.sub("", line).rstrip(f"{delimiter or ''} \t").split(delimiter)
         try:
-            if len([float(word) for word in _COMMENT.sub("", line).split(delimiter)[:3]]) == 3:
+            if len([float(word) for word in words[:3]]) == 3:
                 break
         except ValueError:
             continue
     else:
         raise ValueError(f"none of its first {_HEADER_LINES} lines begins with three numbers")
-    header = next((line for line in reversed(lines[:start]) if line.strip()), "")
-    words = [_WORD.search(name) for name in header.lower().strip("#/ ").split(delimiter)]
-    names = [word.group() if word else "" for word in words]  # "x [m]" is the column x
-    columns = [names.index(axis) for axis in "xyz"] if {*"xyz"} <= {*names} else [0, 1, 2]
+    header = [line for line in lines[:start] if line.strip()]
     points_Q3: NDArray[np.float64] = np.loadtxt(
-        lines[start:], delimiter=delimiter, usecols=columns, comments=["#", "//"], ndmin=2
+        lines[start:],
+        delimiter=delimiter,
+        usecols=_coordinate_columns(header, delimiter, len(words)),
+        comments=["#", "//"],
+        ndmin=2,
     )
+    counts = [int(match.group(1)) for match in map(_COUNT.fullmatch, header) if match]
+    if counts and max(counts) > len(points_Q3):
+        raise ValueError(f"it is cut off: {len(points_Q3)} of {max(counts)} points")
     return points_Q3
+
+
+def _coordinate_columns(header: list[str], delimiter: str | None, width: int) -> list[int]:
+    """Returns the columns of x, y and z among ``width`` columns, by the last line that names them.
+
+    A comment names columns only with a word for each. Without any names: the first three.
+    """
+    unknown, padding = "", (delimiter or "") + " \t"
+    for line in reversed(header):
+        is_comment = _COMMENT.match(line.strip()) is not None
+        text = line.rstrip(padding).lower().lstrip("#/ ").removeprefix("fields ")  # as PCD files
+        tab = "\t" if delimiter is None and "\t" in text else delimiter
+        fields = [field.strip() for field in text.split(tab)]
+        columns = _named_axes([_UNIT.sub("", field) for field in fields])
+        # One name less than columns is the habit of tables whose rows have names.
+        if columns and (len(fields) == width or not (is_comment or len(fields) == width - 1)):
+            return columns
+        has_words = any(map(str.isalpha, text))
+        if is_comment:  # prose, unless it has one word for each column
+            has_words &= bool(delimiter) and len(fields) == width and " " not in "".join(fields)
+        if has_words or (not is_comment and len(fields) > 2):
+            unknown = line
+    if unknown:
+        raise ValueError(
+            f"its header {unknown[:80]!r} does not name {width} columns, among them x, y and z, "
+            "Points:0 to 2, or easting, northing and height"
+        )
+    return [0, 1, 2]
+
+
+def _named_axes(names: list[str]) -> list[int] | None:
+    families: dict[tuple[str, str, bool], dict[str, int]] = {("", "", False): {}}  # comes first
+    for column, name in enumerate(names):
+        if match := _AXIS.fullmatch(name):
+            before, axis, after = match.groups()
+            families.setdefault((before, after, axis.isdigit()), {}).setdefault(axis, column)
+    for family in families.values():
+        if len(family) == 3:
+            return [column for _, column in sorted(family.items())]
+    found = [each for each in _MAPPED if {*each} <= {*names}]
+    return [names.index(name) for name in found[0]] if found else None

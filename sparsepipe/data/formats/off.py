@@ -1,25 +1,25 @@
 """Reading and writing OFF meshes, including irregular files.
 
 ModelNet's files join the header and the counts (``OFF490 518 0``) and contain duplicate and
-degenerate faces; other collections have comments, polygons and colour columns. Such files are
-read. Shapes: V vertices, F faces.
+degenerate faces; other collections have comments, polygons, colour columns, or all numbers in one
+line. Such files are read. Shapes: V vertices, F faces.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import trimesh
 
 from sparsepipe.data.files import check_regular
+from sparsepipe.data.formats.polygons import triangulate
 from sparsepipe.errors import DataError
 from sparsepipe.utils.files import replacing
 
-READER_VERSION = 1
+READER_VERSION = 2
 """Increased with any change to the triangles read from a file; caches depend on it."""
 
 # The format's optional prefixes ST (texture), C (colour) and N (normal) add columns, which are not
@@ -46,7 +46,8 @@ def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
 
     Args:
         path: the file; joined headers, comments, blank lines, CRLF, colour columns and the
-            COFF, NOFF and STOFF variants are supported.
+            COFF, NOFF and STOFF variants are supported, as are files without extra columns whose
+            vertices and faces do not each have a line of their own.
     """
     path = Path(path)
     check_regular(path)
@@ -58,7 +59,7 @@ def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
             begin = repr(text[:20].splitlines()[0]) if text else "nothing"
             raise ValueError(f"it is not an OFF file of 3D points: it begins with {begin}")
         rows = [words for words in map(str.split, text[header.end() :].splitlines()) if words]
-        mesh = _parsed(rows)
+        mesh = _parsed(rows, is_plain=len(header.group()) == 3)
         if len(mesh.faces):
             extent = float(np.ptp(mesh.vertices, axis=0).max())
             # Relative to the extent: trimesh's own tolerance is absolute, and would collapse a
@@ -77,40 +78,59 @@ def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
         ) from error
 
 
-def _parsed(rows: list[list[str]]) -> trimesh.Trimesh:
+def _parsed(rows: list[list[str]], *, is_plain: bool) -> trimesh.Trimesh:
     """Builds a mesh from the words of each line, the counts first; quads' triangles come last."""
+    if rows and len(rows[0]) == 1:
+        rows = [[word for row in rows for word in row]]
     if not rows or len(rows[0]) < 2:
         raise ValueError("its header lacks the numbers of vertices and faces")
     num_vertices, num_faces = map(int, rows[0][:2])
-    if num_vertices < 1 or num_faces < 1 or 1 + num_vertices + num_faces > len(rows):
+    lines = (is_plain and _regrouped(rows, num_vertices, num_faces)) or rows[1:]
+    if num_vertices < 1 or num_faces < 1 or num_vertices + num_faces > len(lines):
         raise ValueError(
             "it is truncated or empty: the numbers of vertices and faces in its header are "
-            f"{num_vertices} and {num_faces}, but that of the lines below is {len(rows) - 1}"
+            f"{num_vertices} and {num_faces}, but that of the lines below is {len(lines)}"
         )
-    vertices_V3 = np.array([words[:3] for words in rows[1 : 1 + num_vertices]], np.float64)
+    vertices_V3 = np.array([words[:3] for words in lines[:num_vertices]], np.float64)
     vertices_V3 = vertices_V3.reshape(num_vertices, 3)
-    triangles, quads = list[list[str]](), list[list[str]]()
-    for number, (count, *words) in enumerate(rows[1 + num_vertices : 1 + num_vertices + num_faces]):
-        corners = words[: int(count)]
-        if not len(corners) == int(count) > 0:
+    corners, counts = list[str](), list[int]()
+    for number, (count, *words) in enumerate(lines[num_vertices : num_vertices + num_faces]):
+        counts.append(int(count))
+        if not len(words) >= counts[-1] > 0:
             raise ValueError(
                 f"face {number} should be a count of corners, at least 1, and that many vertex "
                 f"numbers; its count is {count}, and {len(words)} values follow"
             )
-        if len(corners) == 4:
-            quads.append(corners)
-        else:
-            triangles += [[corners[0], *pair] for pair in pairwise(corners[1:])]
-    faces_F3 = np.array(triangles, np.int64).reshape(-1, 3)
-    quads_Q4 = np.array(quads, np.int64).reshape(-1, 4)
-    faces_F3 = np.concatenate([faces_F3, quads_Q4[:, [0, 1, 2]], quads_Q4[:, [2, 3, 0]]])
+        corners += words[: counts[-1]]
     if not np.abs(vertices_V3).max() <= _MAX_COORDINATE:
         raise ValueError(f"coordinates are not finite, or larger than {_MAX_COORDINATE:g}")
-    if faces_F3.size and not (faces_F3.min() >= 0 and faces_F3.max() < num_vertices):
-        raise ValueError(
-            f"faces use vertices {faces_F3.min()} to {faces_F3.max()}, not 0 to {num_vertices - 1}"
-        )
+    faces_F3, kinds_F = triangulate(vertices_V3, np.array(corners, np.int64), counts)
+    faces_F3 = faces_F3[np.argsort(kinds_F % 3, kind="stable")]
     return trimesh.Trimesh(vertices_V3, faces_F3, process=False)
+
+
+def _regrouped(rows: list[list[str]], num_vertices: int, num_faces: int) -> list[list[str]] | None:
+    """Returns a row for each vertex and face if lines are cut otherwise and no word is left over.
+
+    A file whose lines are vertices or faces has lost lines if there are not enough of them.
+    """
+    lines, words = rows[1:], [word for row in [rows[0][3:], *rows[1:]] for word in row]
+    if len(lines) >= num_vertices + num_faces:
+        faces = lines[num_vertices : num_vertices + num_faces]
+        is_by_line = all(len(line) > 2 for line in lines[:num_vertices]) and all(
+            not line[0].isdecimal() or len(line) > int(line[0]) for line in faces
+        )
+    else:
+        is_by_line = all(len(line) == 3 or line[0] == str(len(line) - 1) for line in lines)
+    if (is_by_line and lines) or 3 * num_vertices + 2 * num_faces > len(words):
+        return None
+    found = [words[at : at + 3] for at in range(0, 3 * num_vertices, 3)]
+    at = 3 * num_vertices
+    for _ in range(num_faces):
+        end = at + 1 + (int(words[at]) if at < len(words) and words[at].isdecimal() else 0)
+        found.append(words[at:end])
+        at = end
+    return found if at == len(words) else None
 
 
 def write_off(mesh: trimesh.Trimesh, path: Path) -> None:

@@ -18,7 +18,7 @@ from sparsepipe.data.files import (
     require_root,
     scan_files,
 )
-from sparsepipe.data.listing import Listing, find_files, make_listing, named
+from sparsepipe.data.listing import Listing, find_files, make_listing, named, unread_formats
 from sparsepipe.data.points import SPLITS, MappedArray, Split
 from sparsepipe.data.shape_rows import ShapeSampler, SurfaceVoxels
 from sparsepipe.data.shapes import generate_shapes
@@ -57,11 +57,12 @@ class OffTree(ListedShapes):
 
     def listing(self, split: Split) -> Listing:
         """Returns the files of a split."""
-        found, _ = find_files(self.root, (".off",))
+        found, others = find_files(self.root, (".off",))
         placed = [file for file in found if file.class_name and file.split]
         if not placed:
             raise DataError(
-                f"data.root={self.root} has no files <class>/train/*.off or <class>/test/*.off",
+                f"data.root={self.root} has no files <class>/train/*.off or <class>/test/*.off"
+                + unread_formats(others, ()),
                 remedy=f"set data.root to another directory; {_WHERE_FROM}",
             )
         folders = {each.name for each in self.root.iterdir() if each.is_dir()} - {*SPLITS}

@@ -133,7 +133,7 @@ def test_the_versions_in_the_cache_key_stand_for_these_points(tmp_path: Path) ->
     sampler = ShapeSampler(4, 0)
     stored_P3, frame = sampler(tmp_path / "house.off", DIGEST)
     assert sampler.settings() == {
-        "reader": 1,
+        "reader": 2,
         "algorithm": "area-weighted 2, clouds 3",
         "points": 4,
         "seed": 0,

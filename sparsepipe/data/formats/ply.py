@@ -1,0 +1,164 @@
+"""Reading PLY files, of text and of both byte orders: meshes of polygons or strips, and clouds.
+
+Shapes: V vertices, N rows of an element, C numbers of all rows, S numbers with the ends of strips,
+T triangles, Q points.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsepipe.data.formats.polygons import triangulate
+
+_HEADER = re.compile(rb"ply\s.*?^end_header[ \t]*\r?\n", re.DOTALL | re.MULTILINE)
+_LINE = re.compile(
+    r"^(?:format\s+(\S+)|element\s+(\S+)\s+(\d+)|property\s+(?:list\s+(\S+)\s+)?(\S+)\s+(\S+))",
+    re.MULTILINE,
+)
+_ORDERS: dict[str, Literal["<", ">"]] = {"binary_little_endian": "<", "binary_big_endian": ">"}
+_TYPES = {"char": "i1", "uchar": "u1", "short": "i2", "ushort": "u2", "int": "i4", "uint": "u4"}
+_TYPES |= {"float": "f4", "double": "f8"}  # others, such as uint8 and float32, are numpy's names
+_INDICES = ("vertex_indices", "vertex_index", "vertex_indexes", "indices", "vertices")
+"""Names of lists of vertex numbers."""
+
+_Columns = dict[str, tuple[NDArray[np.int64], NDArray[Any]]]
+"""How many numbers [N] each row has of a property, and these numbers [C], by its name."""
+
+
+class _Property(NamedTuple):
+    """A property of an element; ``length`` is the type of a list's length, None for one number."""
+
+    name: str
+    dtype: np.dtype[Any]
+    length: np.dtype[Any] | None
+
+
+def read_ply(path: Path) -> NDArray[np.float64]:
+    """Returns the triangles [T, 3, 3] of faces and triangle strips, or else the points [Q, 3].
+
+    Raises:
+        ValueError: the file is damaged, or holds faces in an element that is not read.
+    """
+    content = path.read_bytes()
+    header = _HEADER.match(content)
+    if header is None:
+        raise ValueError("it has no header from ply to end_header")
+    order, elements = None, dict[str, tuple[int, list[_Property]]]()
+    for form, element, rows, length, kind, name in _LINE.findall(header.group().decode("latin-1")):
+        if form:  # numbers of text are packed in 8 bytes
+            order = _ORDERS[form] if form != "ascii" else None
+        elif element:
+            elements[element] = int(rows), []
+        else:
+            types = [
+                np.dtype(_TYPES.get(each, each)).newbyteorder(order) if order else np.dtype("f8")
+                for each in (kind, length or "uchar")
+            ]
+            length_type = types[1] if length else None
+            elements[next(reversed(elements))][1].append(_Property(name, types[0], length_type))
+    body, at = content[header.end() :], 0
+    if not order:
+        body = _packed(body, elements)
+    columns = dict[str, _Columns]()
+    for name, (rows, properties) in elements.items():
+        if rows and properties:
+            columns[name], at = _read_element(body, at, rows, properties)
+    if at != len(body):
+        raise ValueError(f"{len(body) - at} bytes follow its last element")
+    return _shape(columns)
+
+
+def _packed(text: bytes, elements: dict[str, tuple[int, list[_Property]]]) -> bytes:
+    """Returns the numbers of a text that its header declares, in 8 bytes each."""
+    lines = iter([line for line in text.splitlines() if line.strip()])
+    numbers = list[bytes]()
+    for name, (rows, properties) in elements.items():
+        for row in range(rows):
+            words, needed = next(lines, b"").split(), 0
+            for each in properties:
+                is_list = each.length is not None and needed < len(words)
+                needed += 1 + (int(words[needed]) if is_list else 0)
+            if len(words) < needed:
+                raise ValueError(f"it is cut off in row {row} of the element {name}")
+            numbers += words[:needed]
+    return np.array(numbers, np.float64).tobytes()
+
+
+def _read_element(
+    body: bytes, at: int, rows: int, properties: list[_Property]
+) -> tuple[_Columns, int]:
+    """Returns an element's columns, which begin at byte ``at``, and the byte after its last row.
+
+    If all rows are as long as the first, they are read as a table, which is much faster.
+    """
+    start, lengths = at, {each.name: list[int]() for each in properties}
+    values = {each.name: list[bytes]() for each in properties}
+    for row in range(rows):
+        fields = list[tuple[Any, ...]]()
+        for name, dtype, length in properties:
+            count = 1
+            if length is not None:
+                fields.append((f"{name} length", length))
+                count = int(np.frombuffer(body, length, 1, at)[0])
+                at += length.itemsize
+            fields.append((name, dtype, (count,)))
+            lengths[name].append(count)
+            values[name].append(body[at : at + count * dtype.itemsize])
+            at += count * dtype.itemsize
+        if at > len(body) or at <= start:
+            raise ValueError(f"it is cut off in row {row} of an element")
+        if row == 0 and start + rows * (at - start) <= len(body):
+            table = np.frombuffer(body, np.dtype(fields), rows, start)
+            sizes = [table[f"{each.name} length"] for each in properties if each.length]
+            if all((size_N == size_N[0]).all() for size_N in sizes):
+                lengths = {name: found * rows for name, found in lengths.items()}
+                values = {name: [table[name].tobytes()] for name in values}
+                at = start + table.nbytes
+                break
+    return {
+        name: (np.array(lengths[name]), np.frombuffer(b"".join(values[name]), dtype))
+        for name, dtype, _ in properties
+    }, at
+
+
+def _shape(columns: dict[str, _Columns]) -> NDArray[np.float64]:
+    """Returns the triangles of the elements ``face`` and ``tristrips``, or else the vertices."""
+    vertex = columns.get("vertex", {})
+    if not {*"xyz"} <= {*vertex}:
+        raise ValueError("it has no vertices with x, y and z")
+    vertices_V3 = np.column_stack([vertex[axis][1] for axis in "xyz"]).astype(np.float64)
+    faces = list[tuple[NDArray[np.int64], NDArray[Any]]]()
+    for name, lists in columns.items():
+        key = next((key for key in _INDICES if key in lists), None)
+        if name == "face" and len(lists) == 1:
+            (key,) = lists
+        if name in ("face", "tristrips") and key is not None:
+            faces.append(lists[key] if name == "face" else _strip_triangles(*lists[key]))
+        elif name in ("face", "tristrips") or (key is not None and (lists[key][0] > 2).any()):
+            raise ValueError(f"its element {name} holds faces in a form that is not read")
+    if not faces:
+        return vertices_V3
+    counts_F, corners_C = map(np.concatenate, zip(*faces, strict=True))
+    faces_T3, kinds_T = triangulate(vertices_V3, corners_C, counts_F)
+    triangles_T33: NDArray[np.float64] = vertices_V3[faces_T3[kinds_T.argsort(kind="stable")]]
+    return triangles_T33
+
+
+def _strip_triangles(
+    lengths_N: NDArray[np.int64], strips_C: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns 3 [T] and the corners [3 T] of strips, which end with -1 or with their list."""
+    strips_S = np.insert(strips_C.astype(np.int64), np.cumsum(lengths_N), -1)
+    index_S = np.arange(len(strips_S))
+    start_S = np.maximum.accumulate(np.where(strips_S == -1, index_S + 1, 0))
+    corners_T3 = np.stack([strips_S[:-2], strips_S[1:-1], strips_S[2:]], axis=1)
+    odd_T = ((index_S - start_S) % 2 == 1)[:-2]
+    corners_T3[odd_T, :2] = corners_T3[odd_T, 1::-1]  # the sense of rotation alternates
+    twins_T3 = corners_T3 == np.roll(corners_T3, 1, axis=1)
+    corners_T3 = corners_T3[~(twins_T3 | (corners_T3 == -1)).any(axis=1)]
+    return np.full(len(corners_T3), 3), corners_T3.reshape(-1)
