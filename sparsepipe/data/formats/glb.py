@@ -32,8 +32,8 @@ def load_glb(path: Path) -> trimesh.Scene:
         ValueError: the file requires an extension of glTF, or uses a feature, that is not read.
     """
     content, suffix = path.read_bytes(), "glb"
-    if content[:8] != b"glTF\2\0\0\0":
-        raise ValueError("it is not a GLB file of version 2")
+    if content[:8] != b"glTF\2\0\0\0" or int.from_bytes(content[8:12], "little") > len(content):
+        raise ValueError("it is not a whole GLB file of version 2")
     size = int.from_bytes(content[12:16], "little")
     tree: _Json = json.loads(content[20 : 20 + size])
     meshes, nodes = tree.get("meshes", []), tree.get("nodes", [])

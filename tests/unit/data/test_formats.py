@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trimesh
+from matplotlib.path import Path as Outline
+from numpy.typing import ArrayLike
 
-from sparsepipe.data.formats import read_shape
+from sparsepipe.data.formats import read_shape, triangle_areas
 from sparsepipe.data.formats.off import read_off, write_off
 from sparsepipe.errors import DataError
 
@@ -48,11 +53,15 @@ def written(folder: Path, text: str | bytes) -> Path:
         "COFF\n" + SQUARE.replace(" 0\n", " 0 255 255 0 255\n").replace("2 0 255 255 0 255", "2 0"),
         "OFF\n" + SQUARE + "1 2 0\n",  # edges or junk behind the faces
         "OFF\n4 1 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n4 0 1 2 3\n",
+        "OFF\n" + SQUARE.replace("3 0 1 2", "3 0\n1 2"),
+        "OFF " + SQUARE.replace("\n", " "),
+        "OFF\n" + SQUARE.replace(" ", "\n"),
     ],
     ids=[
         "plain", "fused", "same line", "lower case", "no edge count", "CRLF", "blanks",
         "byte order mark", "comments", "comments in data",
         "face colours", "vertex colours", "trailing data", "quad",
+        "face over lines", "one line", "a line for each number",
     ],
 )  # fmt: skip
 def test_variants_of_one_square(tmp_path: Path, text: str) -> None:
@@ -60,18 +69,6 @@ def test_variants_of_one_square(tmp_path: Path, text: str) -> None:
     assert len(mesh.faces) == 2
     assert mesh.area == pytest.approx(1)
     assert mesh.bounds.tolist() == [[0, 0, 0], [1, 1, 0]]
-
-
-def test_polygons_are_triangulated(tmp_path: Path) -> None:
-    angle = np.arange(6) * np.pi / 3
-    rows = "".join(f"{np.cos(a)} {np.sin(a)} 0\n" for a in angle)
-    text = f"OFF\n7 3 0\n{rows}0 0 2\n6 0 1 2 3 4 5\n4 0 1 2 3\n3 0 1 6\n"
-    mesh = read_off(written(tmp_path, text))
-    hexagon, quad = 1.5 * np.sqrt(3), 0.75 * np.sqrt(3)
-    slanted = 0.5 * np.sqrt(4 + 0.75)
-    # Fan and quad share triangle 0 1 2 and 0 2 3: duplicates go.
-    assert mesh.area == pytest.approx(hexagon + slanted)
-    assert mesh.area < hexagon + quad + slanted
 
 
 def test_degenerate_and_duplicate_faces_are_removed(tmp_path: Path) -> None:
@@ -109,11 +106,65 @@ def test_shapes_far_from_the_origin_keep_their_form(tmp_path: Path, distance: fl
 
 
 MESH = trimesh.creation.annulus(0.5, 1.0, 0.4)
+Lists = Sequence[Sequence[int]]
+ORDERS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
+GRID_V3 = [[i, j, 0] for i in range(4) for j in range(4)]
+"""A grid of 16 vertices, in which i, j has the number 4 i + j."""
+SOLID = "solid\nfacet\nvertex 0 0 0\nvertex 1 0 0\nvertex 0 1 0\nendfacet\nendsolid\n"
 CLOUD_Q3 = np.random.default_rng(0).normal(size=(700, 3)).astype(np.float32)
-PLY_OF_POINTS = (
-    "ply\nformat {}\nelement vertex 700\nproperty float x\nproperty float y\nproperty float z\n"
-    "element face 0\nproperty list uchar int vertex_indices\nend_header\n"
-)
+
+
+def words(content: str | bytes) -> Callable[[Path], object]:
+    raw = content if isinstance(content, bytes) else content.encode()
+    return lambda path: path.write_bytes(raw)
+
+
+def ply(form: str, vertices: ArrayLike, lists: Lists = (), *, element: str = "face") -> bytes:
+    """A PLY file with ``lists`` of vertex numbers, of one length or several."""
+    vertices_V3, order = np.asarray(vertices), ORDERS[form]
+    properties = "".join(f"property float {axis}\n" for axis in "xyz")
+    header = f"ply\nformat {form} 1.0\nelement vertex {len(vertices_V3)}\n{properties}"
+    header += (
+        f"element {element} {len(lists)}\nproperty list uchar int vertex_indices\nend_header\n"
+    )
+    if order:
+        rows = [bytes([len(each)]) + np.array(each, f"{order}i4").tobytes() for each in lists]
+        return header.encode() + vertices_V3.astype(f"{order}f4").tobytes() + b"".join(rows)
+    numbers = [*vertices_V3.tolist(), *([len(each), *each] for each in lists)]
+    return (header + "".join(" ".join(f"{n:.9g}" for n in row) + "\n" for row in numbers)).encode()
+
+
+def glb(kind: str, *, sparse: bool = False, required: str = "") -> bytes:
+    """A unit square moved by 9, of positions of a numpy type; its corner 1, 1 may be sparse."""
+    corners_V3 = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]])
+    corners_V3 = (corners_V3 * (1 if kind == "f4" else np.iinfo(kind).max)).astype(kind)
+    parts = [corners_V3.tobytes(), bytes([0, 1, 2, 0, 2, 3]), corners_V3[2].tobytes(), bytes([2])]
+    if sparse:
+        parts[0] = (corners_V3 * np.array([[1], [1], [0], [1]], kind)).tobytes()
+    ends = np.cumsum([*map(len, parts)]).tolist()
+    number = {"i1": 5120, "u1": 5121, "i2": 5122, "u2": 5123, "f4": 5126}[kind]
+    position = {"bufferView": 0, "componentType": number, "count": 4, "type": "VEC3"}
+    position |= {} if kind == "f4" else {"normalized": True}
+    numbers = {"bufferView": 1, "componentType": 5121, "count": 6, "type": "SCALAR"}
+    if sparse:
+        indices = {"bufferView": 3, "componentType": 5121}
+        position["sparse"] = {"count": 1, "indices": indices, "values": {"bufferView": 2}}
+    tree = {
+        "asset": {"version": "2.0"},
+        "extensionsRequired": [required] if required else [],
+        "scenes": [{"nodes": [0]}],
+        "nodes": [{"mesh": 0, "translation": [9, 0, 0]}],
+        "buffers": [{"byteLength": ends[-1]}],
+        "bufferViews": [
+            {"buffer": 0, "byteOffset": end - len(part), "byteLength": len(part)}
+            for end, part in zip(ends, parts, strict=True)
+        ],
+        "accessors": [position, numbers],
+        "meshes": [{"primitives": [{"attributes": {"POSITION": 0}, "indices": 1}]}],
+    }
+    text, binary = json.dumps(tree).encode(), b"".join(parts)
+    sizes = struct.pack("<3I", 2, 28 + len(text) + len(binary), len(text))
+    return b"glTF" + sizes + b"JSON" + text + struct.pack("<I", len(binary)) + b"BIN\0" + binary
 
 
 @pytest.mark.parametrize("suffix", ["stl", "obj", "ply", "glb", "off", "STL"])
@@ -126,15 +177,6 @@ def test_a_mesh_is_the_same_in_each_format(tmp_path: Path, suffix: str) -> None:
     assert read.area == pytest.approx(MESH.area, rel=1e-6)
     assert read.bounds == pytest.approx(MESH.bounds, abs=1e-6)
     assert read.volume == pytest.approx(MESH.volume, rel=1e-5)
-
-
-def write_ply(path: Path) -> None:
-    path.write_bytes(PLY_OF_POINTS.format("binary_little_endian 1.0").encode() + CLOUD_Q3.tobytes())
-
-
-def write_text_ply(path: Path) -> None:
-    lines = "\n".join(" ".join(f"{value:.9g}" for value in row) for row in CLOUD_Q3)
-    path.write_text(PLY_OF_POINTS.format("ascii 1.0") + lines)
 
 
 def text(
@@ -158,8 +200,8 @@ def write_latin_1(path: Path, header: str) -> None:
 CLOUDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "npy": ("npy", lambda path: np.save(path, np.hstack([CLOUD_Q3, CLOUD_Q3]))),
     "npz": ("npz", lambda path: np.savez_compressed(path, points=CLOUD_Q3, color=[1])),
-    "binary ply": ("ply", write_ply),
-    "text ply": ("ply", write_text_ply),
+    "binary ply": ("ply", words(ply("binary_little_endian", CLOUD_Q3))),
+    "text ply": ("ply", words(ply("ascii", CLOUD_Q3))),
     "glb": ("glb", lambda path: trimesh.PointCloud(CLOUD_Q3).export(path)),
     "vertices alone": (
         "obj",
@@ -174,6 +216,10 @@ CLOUDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "an index without a name": ("csv", text(",", ",x,y,z\n", (3, 0, 1, 2))),
     "an npz with a single array": ("npz", lambda path: np.savez(path, CLOUD_Q3)),
     "columns by name": ("csv", text(",", '"id","x","y","z"\n', (3, 0, 1, 2))),
+    "ParaView's names": ("csv", text(",", '"n","Points:0","Points:1","Points:2"\n', (3, 0, 1, 2))),
+    "positions": ("txt", text("\t", "A title\nTime [s]\tPos_X\tPos_Y\tPos_Z\n", (3, 0, 1, 2))),
+    "a map": ("csv", text(",", "Northing,Easting (m),id,Height\n", (1, 0, 3, 2))),
+    "fields of PCD": ("txt", text(" ", "FIELDS i x y z\nPOINTS 700\nDATA ascii\n", (3, 0, 1, 2))),
     "columns by name in a comment": ("txt", text(",", "//X,Y,Z,Intensity\n700\n", (0, 1, 2, 3))),
 }
 
@@ -191,11 +237,6 @@ def write_large(path: Path) -> None:
     os.truncate(path, 1 << 40)  # a sparse file
 
 
-def words(content: str | bytes) -> Callable[[Path], object]:
-    raw = content if isinstance(content, bytes) else content.encode()
-    return lambda path: path.write_bytes(raw)
-
-
 NO_SHAPES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "no format": ("mtl", words("newmtl red")),
     "missing": ("stl", lambda path: None),
@@ -209,6 +250,18 @@ NO_SHAPES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "prose": ("txt", words("A list of parts.\n" * 30)),
     "decimal commas": ("csv", words("X;Y;Z\n1,5;2,5;3,5\n")),
     "decimal commas after the first line": ("xyz", words("1 2 3\n1,5 2 3\n")),
+    "unknown names": ("csv", words("u,v,w\n1,2,3\n")),
+    "unknown names in a comment": ("csv", words("# u,v,w\n1,2,3\n")),
+    "names of rows": ("txt", words("x y z\n1 1 2 3\n")),
+    "a missing value": ("csv", words("x,,z\n1,,3\n1,2,3\n")),
+    "a glb cut off": ("glb", words(glb("i2", sparse=True)[:-1])),
+    "a solid without end": ("stl", words(SOLID + SOLID[:-20])),
+    "fewer points than declared": ("txt", words("//X Y Z\n3\n1 2 3\n4 5 6\n")),
+    "faces in an unknown element": (
+        "ply",
+        words(ply("ascii", GRID_V3, [[0, 4, 5]], element="fan")),
+    ),
+    "a number of no vertex": ("obj", words("v 0 0 0\nv 1 0 0\nv 0 1 0\nf 0 1 2\n")),
     "infinite": ("xyz", words("1e400 2 3\n")),
     "overflowing": ("xyz", words("1e308 2 3\n")),
     "no surface": ("obj", words("v 0 0 0\nv 1 1 1\nf 1 2 2\n")),
@@ -231,11 +284,112 @@ def test_files_without_a_shape(tmp_path: Path, kind: str) -> None:
     assert caught.value.remedy
 
 
-def test_every_prefix_of_an_off_file_is_refused(tmp_path: Path) -> None:
-    text = "OFF\n" + SQUARE
-    for length in range(len(text) - 2):
+POLYGONS = {
+    "an L": [[2, 0], [2, 1], [1, 1], [1, 2], [0, 2], [0, 0]],
+    "a dart": [[3, 3], [0, 1], [-3, 3], [0, 0]],
+    "a comb": [[0, 0], [2, 0], [5, 0], [5, 2], [4, 2], [4, 1], [2, 1], [2, 3], [1, 1], [0, 2]],
+    "a frame": [[0, 0], [4, 0], [4, 4], [0, 4], [0, 0], [1, 1], [1, 3], [3, 3], [3, 1], [1, 1]],
+}
+
+
+def as_mesh(suffix: str, vertices: ArrayLike, faces: Lists) -> bytes:
+    if suffix == "ply":
+        return ply("ascii", vertices, faces)
+    rows = [" ".join(f"{n:.17g}" for n in row) for row in np.asarray(vertices, float)]
+    if suffix == "obj":
+        lines = ["v " + row for row in rows]
+        lines += ["f " + " ".join(str(n + 1) for n in face) for face in faces]
+    else:
+        lines = ["OFF", f"{len(rows)} {len(faces)} 0", *rows]
+        lines += [" ".join(map(str, [len(face), *face])) for face in faces]
+    return "\n".join(lines).encode()
+
+
+@pytest.mark.parametrize("suffix", ["obj", "off", "ply"])
+@pytest.mark.parametrize("name", POLYGONS)
+def test_a_concave_face_is_covered_once(tmp_path: Path, name: str, suffix: str) -> None:
+    corners_K2, path = np.array(POLYGONS[name], float), tmp_path / f"face.{suffix}"
+    points_M2 = np.random.default_rng(0).uniform(-3, 5, (500, 2))
+    inside_M = Outline(corners_K2).contains_points(points_M2)
+    for start in range(len(corners_K2)):
+        face = np.roll(np.arange(len(corners_K2)), start)[:: (-1) ** start].tolist()
+        path.write_bytes(as_mesh(suffix, corners_K2 @ [[1, 0, 1], [0, 1, -2]], [face]))  # slanted
+        corners_3T2 = read_shape(path)[..., :2].transpose(1, 0, 2)
+        sides_3T2 = np.roll(corners_3T2, -1, axis=0) - corners_3T2
+        to_M3T2 = points_M2[:, None, None] - corners_3T2
+        left_M3T = sides_3T2[..., 0] * to_M3T2[..., 1] > sides_3T2[..., 1] * to_M3T2[..., 0]
+        assert ((left_M3T == left_M3T[:, :1]).all(axis=1).sum(axis=1) == inside_M).all()
+
+
+@pytest.mark.parametrize("suffix", ["obj", "ply"])
+@pytest.mark.parametrize("corners", [{3}, {4}, {5}, {3, 4, 5}])
+def test_convex_faces_are_cut_as_by_trimesh(tmp_path: Path, suffix: str, corners: set[int]) -> None:
+    faces = [[0, 4, 5, 1], [8, 12, 13, 14, 10], [1, 5, 6], [2, 6, 7, 3], [4, 8, 9, 10, 6]]
+    taken = [face for face in faces if len(face) in corners]
+    head, *lines = as_mesh(suffix, GRID_V3, taken).split(b"\nf ")
+    materials = [b"\nusemtl %d\nf " % (n % 2) + line for n, line in enumerate(lines)]
+    (path := tmp_path / f"grid.{suffix}").write_bytes(head + b"".join(materials))
+    expected_T33 = trimesh.load_scene(path, process=False).to_mesh().triangles
+    assert np.array_equal(read_shape(path), expected_T33)
+
+
+@pytest.mark.parametrize("form", ORDERS)
+def test_ply_files_of_polygons_and_of_strips(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "grid.ply"
+    # As many bytes as three quads.
+    path.write_bytes(ply(form, GRID_V3, [[0, 4, 5, 1], [1, 5, 6], [8, 12, 13, 14, 10]]))
+    assert triangle_areas(read_shape(path)).sum() == 3.5
+    strips = [[0, 4, 1, 5, 2, 6, -1, 8, 12, 9, 13], [9, 13, 10], [10]]
+    path.write_bytes(ply(form, GRID_V3, strips, element="tristrips"))
+    first_T3, second_T3, third_T3 = read_shape(path).transpose(1, 0, 2)
+    assert np.cross(second_T3 - first_T3, third_T3 - first_T3)[:, 2].tolist() == [1] * 7
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "v 5 5 5\nv 0 0 0\nv 1 0 0\nv 1 1 0\nf -3 -2 -1\nv 0 1 0\nf -4 -2 -1\nv 6 6 6\n",
+        "\tv 0 0 0\nv\t1 0 0\r\nv 1 1 0 1\nv 0 \\\n1 0 # far\nf\t1/1 2/1 3/1 \\\n 4/1\n",
+        "\ufeffv 0 0 0 .5 .5 .5\nv 1 0 0\nv 1 1 0\nv 0 1 0\nl 1 2\nf 1//1 2//1 3//1\nf 1 3 4 # a\n",
+    ],
+    ids=["relative numbers", "blanks", "references"],
+)
+def test_variants_of_obj(tmp_path: Path, text: str) -> None:
+    (tmp_path / "square.obj").write_bytes(text.encode())
+    triangles_T33 = read_shape(tmp_path / "square.obj")
+    assert triangle_areas(triangles_T33).tolist() == [0.5, 0.5]
+    assert triangles_T33.reshape(-1, 3).max(axis=0).tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("kind", ["f4", "i1", "u1", "i2", "u2"])
+def test_quantised_and_sparse_positions(tmp_path: Path, kind: str, sparse: bool) -> None:
+    path = tmp_path / "squares.glb"
+    path.write_bytes(glb(kind, sparse=sparse, required="KHR_mesh_quantization"))
+    triangles_T33 = read_shape(path)
+    assert triangle_areas(triangles_T33).tolist() == [0.5, 0.5]
+    assert triangles_T33.max(axis=(0, 1)).tolist() == [10, 1, 0]
+    for name, is_read in (("KHR_texture_basisu", True), ("EXT_meshopt_compression", False)):
+        path.write_bytes(glb(kind, required=name))
+        with nullcontext() if is_read else pytest.raises(DataError, match=name):
+            read_shape(path)
+
+
+CUT_OFF = {
+    "lines.off": ("OFF\n" + SQUARE).encode(),
+    "one line.off": ("OFF " + SQUARE.replace("\n", " ")).encode(),
+    "text.ply": ply("ascii", GRID_V3, [[0, 4, 5], [0, 4, 5, 1]]),
+    "mixed.ply": ply("binary_big_endian", GRID_V3, [[0, 4, 5], [0, 4, 5, 1]]),
+}
+
+
+@pytest.mark.parametrize("name", CUT_OFF)
+def test_every_prefix_is_refused(tmp_path: Path, name: str) -> None:
+    path, whole = tmp_path / name, CUT_OFF[name]
+    for length in range(len(whole) - 2):
+        path.write_bytes(whole[:length])
         with pytest.raises(DataError):
-            read_off(written(tmp_path, text[:length]))
+            read_shape(path)
 
 
 def test_write_replaces_whole_files(tmp_path: Path) -> None:

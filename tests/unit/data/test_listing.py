@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsepipe.data.listing import find_files, list_folder, read_table
+from sparsepipe.data.listing import list_folder, read_table
 from sparsepipe.data.points import SPLITS
 from sparsepipe.errors import ConfigError, DataError
 
@@ -95,15 +95,15 @@ def test_what_is_passed_over_is_logged_once(
 ) -> None:
     caplog.set_level("INFO")
     deep, others = "bee/textures/wood.off", ("README.txt", "ant/1.mtl")
-    touched(tmp_path, *MANY, deep, *others, "0.off", ".hidden")
+    touched(tmp_path, *MANY, deep, *others, "0.off", ".hidden", "cat/1.step")
     for _ in range(2):
         found = listed(tmp_path, needs_classes=True)
         assert "0.off" not in (*found["train"], *found["test"])
     assert [each for each in caplog.messages if "ignored" in each] == [
         f"{tmp_path}: other files and folders are ignored: "
-        "README.txt, ant/1.mtl, bee/textures/, 0.off"
+        "README.txt, ant/1.mtl, bee/textures/, cat/1.step, 0.off"
     ]
-    assert find_files(tmp_path, SUFFIXES)[1] == ["README.txt", "ant/1.mtl", "bee/textures/"]
+    assert "since these formats are not read: cat/*.step; " in caplog.text
 
 
 ONE_CLASS_WITHOUT_TRAINING = ["ant/train/1.off", "bee/test/1.off"]
@@ -114,6 +114,7 @@ ONE_CLASS_WITHOUT_TRAINING = ["ant/train/1.off", "bee/test/1.off"]
     [
         ([], None, "train"),
         (["1.off"], None, "test"),
+        (["ant/1.step", "ant/2.STEP", "bee/1.igs"], None, "not read: ant/*.STEP, ant/*.step, bee/"),
         (["ant/1.off", "2.off"], None, "ant/1.off"),
         (ONE_CLASS_WITHOUT_TRAINING, None, "bee"),
         (MANY, 1.0, "1.0"),
