@@ -148,23 +148,20 @@ def _with_channels(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where the voxels of a file are: ``affine_44`` maps their indices to positions, in mm.
+    """Where the voxels of a file are: the positions of the corner ones, in mm.
 
-    ``text`` gives the directions of the axes, such as RAS, and the size of a voxel; ``sizes`` are
-    the first three sizes of the array.
+    ``text`` gives the directions of the axes, such as RAS, and the size of a voxel, whose shortest
+    side is ``voxel_mm``.
     """
 
-    affine_44: NDArray[np.float64]
-    sizes: tuple[int, ...]
+    corners_83: NDArray[np.float64]
+    voxel_mm: float
     text: str
 
     def distance(self, other: Placement) -> float:
         """Returns how far apart the corners of the two volumes are at most, in voxels."""
-        corners = itertools.product(*((0, size - 1) for size in self.sizes))
-        corners_84 = np.array([(*each, *(0,) * (3 - len(each)), 1) for each in corners])
-        moved_84 = corners_84 @ (other.affine_44 - self.affine_44).T
-        lengths_3 = np.linalg.norm(self.affine_44[:3, :3], axis=0)
-        return float(np.linalg.norm(moved_84, axis=1).max() / lengths_3.min())
+        apart_8 = np.linalg.norm(self.corners_83 - other.corners_83, axis=1)
+        return float(apart_8.max() / self.voxel_mm)
 
 
 def placement_of(path: Path) -> Placement | None:
@@ -174,13 +171,16 @@ def placement_of(path: Path) -> Placement | None:
     with _explained(path):
         nibabel = import_module("nibabel")
         image = nibabel.load(path)
-        codes = int(image.header["sform_code"]), int(image.header["qform_code"])
+        is_known = image.header["sform_code"] or image.header["qform_code"]
         affine_44 = np.asarray(image.affine, np.float64)
-        if not any(codes) or not np.isfinite(affine_44).all() or not np.linalg.det(affine_44):
+        if not is_known or not np.isfinite(affine_44).all() or not np.linalg.det(affine_44):
             return None
-        spacing = " x ".join(f"{mm:.3g}" for mm in np.linalg.norm(affine_44[:3, :3], axis=0))
-        text = f"{''.join(map(str, nibabel.aff2axcodes(affine_44)))} of {spacing} mm"
-    return Placement(affine_44=affine_44, sizes=tuple(image.shape[:3]), text=text)
+        ends = [(0, size - 1) for size in (*image.shape, 1, 1)[:3]]
+        corners_84 = np.array([(*corner, 1) for corner in itertools.product(*ends)]) @ affine_44.T
+        sides_3 = np.linalg.norm(affine_44[:3, :3], axis=0)
+        axes = "".join(map(str, nibabel.aff2axcodes(affine_44)))
+    text = f"{axes} of {' x '.join(f'{side:.3g}' for side in sides_3)} mm"
+    return Placement(corners_83=corners_84[:, :3], voxel_mm=sides_3.min(), text=text)
 
 
 def _numeric(array: Any) -> Any:
