@@ -23,7 +23,10 @@ class SparsePipeError(Exception):
     exit_code: ClassVar[int] = 1
     """Exit status of the command when this error ends a run."""
 
-    def __init__(self, message: str, *, remedy: str) -> None:
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        if not remedy:  # torch makes a loader worker's error anew, with its traceback as message
+            kind = f"{type(self).__module__}.{type(self).__name__}: "
+            message, _, remedy = message.rpartition(kind)[2].strip().partition(REMEDY)
         super().__init__(message, remedy)
         self.message = message
         self.remedy = remedy

@@ -68,7 +68,7 @@ def check_input(given: str | None, taken: str | None) -> None:
         raise ConfigError(
             f"the network is {taken}, but its input is {given}",
             remedy=f"choose a model for {given} data, or {taken} data"
-            + f" (data.representation={str(taken).split()[0]})" * is_setting,
+            + f" (of meshes and clouds: data.representation={str(taken).split()[0]})" * is_setting,
         )
 
 
