@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor
 from typing_extensions import override
@@ -72,12 +73,19 @@ class RunCheckpoint(Checkpoint):
         self._loader_states: list[Any] = []
         self._position = (0, 0, 0)
         self._metrics: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._resume is None:
+            return
         # Lightning does not restore the metrics of a validation within the epoch.
-        if self._resume is not None:
-            trainer.callback_metrics.update(self._resume.metrics)
+        trainer.callback_metrics.update(self._resume.metrics)
+        own = self._resume.of_rank(self._resume.buffers) or {}
+        with torch.no_grad():
+            for name, buffer in pl_module.named_buffers():
+                if name in own and own[name].shape == buffer.shape:
+                    buffer.copy_(own[name])
         self._resume = None
 
     @override
@@ -137,6 +145,7 @@ class RunCheckpoint(Checkpoint):
             for name, value in trainer.callback_metrics.items()
             if batches and not name.startswith("train/")
         }
+        self._buffers = _own_buffers(trainer) if batches else {}
         last = self._directory.last
         partial = last.with_name(f".{last.name}.tmp")
         if self._is_open and trainer.is_global_zero:
@@ -173,11 +182,30 @@ class RunCheckpoint(Checkpoint):
             "metrics": self._metrics,
             "randomness": process_group.gather_objects(get_randomness()),
             "loaders": process_group.gather_objects(self._loader_states),
+            "buffers": process_group.gather_objects(self._buffers, everywhere=False),
         }
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best = state_dict["best"]
+
+
+def _own_buffers(trainer: pl.Trainer) -> dict[str, Tensor]:
+    """Returns copies of this rank's buffers, which a checkpoint averages over ranks; none where all
+    ranks go on with equal ones. Warns if the checkpoint changes the training.
+    """
+    strategy = trainer.strategy
+    if trainer.world_size == 1:
+        return {}
+    if isinstance(strategy, StagedStrategy) and not strategy.is_synchronous:
+        if trainer.is_global_zero:
+            log.warning(
+                "for the checkpoint, the asynchronous pipeline finishes the minibatches in flight: "
+                "weights from here on differ from those of a training without this stop"
+            )
+        return {}
+    named = trainer.lightning_module.named_buffers()
+    return {name: buffer.detach().cpu().clone() for name, buffer in named}
 
 
 _LOGGED = ("strategy", "bottleneck_s", "bottleneck", "dp_s", "stage_times_s", "transfer_times_s")

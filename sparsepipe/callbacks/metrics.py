@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 from torch import Tensor
+from torchmetrics import Metric
 from typing_extensions import override
 
 from sparsepipe.runs.metrics import read_rows, write_rows
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.strategies.metrics import State, merged_states, set_state, state_of
+from sparsepipe.strategies import StagedStrategy
+from sparsepipe.strategies.metrics import (
+    State,
+    last_result,
+    set_last_result,
+    set_state,
+    state_of,
+    updated_states,
+)
 from sparsepipe.strategies.trainer_internals import (
-    LoggedValue,
-    drop_computed,
     optimizer_steps,
+    options_of,
+    restore_logged,
     training_values,
 )
 
@@ -99,32 +108,25 @@ def mean_over_ranks(values: Mapping[str, float | Tensor]) -> dict[str, float]:
 log = logging.getLogger(__name__)
 
 _KEY = "epoch_sums"
-_HOOK = "training_step"
-
-Sums = dict[str, State]
-"""State of each logged value, by Lightning's key for it."""
 
 
 class EpochSums(pl.Callback):
     """Makes ``train/loss``, ``train/accuracy`` and the like cover the whole epoch.
 
     Lightning resets them when a run resumes within an epoch. Checkpoints written within an epoch
-    therefore hold each rank's sums of the numbers and torchmetrics that ``training_step`` logs per
-    epoch, and the epoch's end adds those of the later batches. So this callback must precede all
-    that read metrics. Metrics that cannot be merged lack the first batches, with a warning.
+    therefore hold each rank's own sums of what is logged in training, and the states of the
+    module's torchmetrics. A resumed run goes on from these, with the bits of an uninterrupted one.
     """
 
     def __init__(self) -> None:
-        self._before: Sums = {}
+        self._before: Mapping[str, Any] = {}
         self._ended = False
 
     @override
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        mine: Sums = {}
-        if not self._ended:
-            mine = {key: whole for key, _, _, whole in self._of_epoch(trainer)}
+        mine = {} if self._ended else _logged_in_epoch(trainer, pl_module)
         checkpoint[_KEY] = process_group.gather_objects(mine)
 
     @override
@@ -141,36 +143,43 @@ class EpochSums(pl.Callback):
         self._before, self._ended = {}, False
 
     @override
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for key, item, summed, whole in self._of_epoch(trainer):
-            if key in self._before:
-                set_state(summed, whole)
-                drop_computed(item)
-        self._before, self._ended = {}, True
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        before, self._before = self._before, {}
+        if not before:
+            return
+        states: Mapping[str, State] = before["metrics"]
+        if isinstance(trainer.strategy, StagedStrategy) and trainer.strategy.pipeline:
+            trainer.strategy.pipeline.restore_metrics(states)
+        else:
+            for name, state in states.items():
+                set_state(cast(Metric, pl_module.get_submodule(name)), state)
+        for key, options, state, last in before["values"]:
+            item = restore_logged(trainer, key, options).to(pl_module.device)
+            set_state(item, state)
+            set_last_result(item, None if last is None else last.to(pl_module.device))
+            if not item.is_tensor:
+                item.value = pl_module.get_submodule(item.meta.metric_attribute)
 
-    def _of_epoch(self, trainer: pl.Trainer) -> Iterator[tuple[str, LoggedValue, Any, State]]:
-        """Yields, for each value that training steps log per epoch, its key, Lightning's entry, the
-        object with its sums (this entry for a number, else the module's metric), and their state
-        over the whole epoch. A metric that is logged under two names is yielded once.
-        """
-        seen: set[int] = set()
-        for key, item in training_values(trainer).items():
-            summed: Any = item if item.is_tensor else item.value
-            if item.meta.fx != _HOOK or not item.meta.on_epoch or id(summed) in seen:
-                continue
-            seen.add(id(summed))
-            mine, before = state_of(summed), self._before.get(key)
-            whole: State | None = mine
-            if before is not None and not item.is_tensor:
-                whole = merged_states(item.value, [before, mine])
-            elif before is not None:
-                whole = {name: before[name] + mine[name] for name in mine}
-                if item.meta.is_max_reduction or item.meta.is_min_reduction:
-                    whole["value"] = item.meta.reduce_fx(before["value"], mine["value"])
-            if whole is None:
-                log.warning(
-                    "%s of this epoch lacks the batches before the stop: a %s cannot be merged",
-                    item.meta.name,
-                    type(item.value).__name__,
-                )
-            yield key, item, summed, mine if whole is None else whole
+    @override
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._ended = True
+
+
+def _logged_in_epoch(trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, Any]:
+    """Returns, as plain values, the states of this rank's metrics and of what it has logged."""
+    values = []
+    for key, item in training_values(trainer).items():
+        if item.has_reset:
+            continue
+        if (options := options_of(item)) is None:
+            log.warning(
+                "if resumed, %s of this epoch lacks the batches before the stop, since it is "
+                "logged with a sync_dist_group",
+                item.meta.name,
+            )
+            continue
+        last = last_result(item)
+        values.append((key, options, state_of(item), None if last is None else last.cpu()))
+    return {"values": values, "metrics": updated_states(module)}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ class Resume:
         metrics: last validation metrics by name, if the epoch is under way.
         randomness: for each rank, the states of its random generators.
         loaders: for each rank, the state of each of its loaders; None for a loader without state.
+        buffers: for each rank, its module's buffers by name, if the epoch is under way.
     """
 
     path: Path
@@ -69,6 +70,7 @@ class Resume:
     metrics: dict[str, Tensor]
     randomness: list[dict[str, Any]]
     loaders: list[list[Any]]
+    buffers: list[dict[str, Tensor]] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path, content: Mapping[str, Any]) -> Resume:
@@ -89,6 +91,7 @@ class Resume:
             batches=batches,
             randomness=randomness,
             loaders=state.get("loaders", []),
+            buffers=state.get("buffers", []),
             steps=state.get("steps", 0),
             metrics=state.get("metrics", {}),
         )

@@ -14,7 +14,7 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.stop_agreement import StopAgreement
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.strategies import StagedStrategy
-from sparsepipe.strategies.trainer_internals import active_loop, log_step_metrics
+from sparsepipe.strategies.trainer_internals import active_loop, log_step_metrics, logging_hook
 
 
 class StopOnSignal(pl.Callback):
@@ -66,6 +66,9 @@ class StopOnSignal(pl.Callback):
             stops = self._agreement.reached(trainer.global_step, requested=own != 0, reason=own)
             signum = self._agreement.reason if stops else 0
         if signum:
+            # Lightning would call the module's own hook after this one.
+            with logging_hook(pl_module, "on_train_batch_end"):
+                pl_module.on_train_batch_end(outputs, batch, batch_idx)
             if trainer.loggers:  # as Lightning does after this hook
                 log_step_metrics(trainer)
             self._checkpoint.save(trainer, epoch=trainer.current_epoch, batches=batch_idx + 1)

@@ -82,6 +82,12 @@ class Device:
     slowdown: _Amount = 1.0
 
     def __post_init__(self) -> None:
+        for name in ("memory_bytes", "tflops", "memory_bytes_per_s"):
+            if getattr(self, name) == 0:
+                raise HardwareError(
+                    f"{self.name}: {name} is 0",
+                    remedy="give the real value, or leave it out where it is unknown",
+                )
         slower = self.slowdown != 1
         if not 1 <= self.slowdown < math.inf or (slower and self.accelerator != "cpu"):
             raise HardwareError(
@@ -102,6 +108,14 @@ class Link:
     __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
     bytes_per_s: _Amount
     latency_s: _Amount = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bytes_per_s < math.inf:
+            raise HardwareError(
+                f"the bandwidth of a link is {self.bytes_per_s} bytes/s",
+                remedy="give a finite number above 0, for example as measured with "
+                "task=bandwidth; or link: null where it is unknown",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,15 +150,21 @@ class Inventory:
         return sum(device.count for host in self.hosts for device in host.devices)
 
     @property
+    def accelerators(self) -> tuple[Accelerator, ...]:
+        """The kinds of its devices: ``cpu``, ``cuda`` or both."""
+        return tuple(sorted({d.accelerator for host in self.hosts for d in host.devices}))
+
+    @property
     def accelerator(self) -> Accelerator:
         """``cpu`` or ``cuda``, that of all devices; raises a HardwareError unless all have one."""
-        kinds: set[Accelerator] = {d.accelerator for host in self.hosts for d in host.devices}
+        kinds = self.accelerators
         if len(kinds) != 1:
             raise HardwareError(
-                f"the inventory mixes several kinds of devices: {', '.join(sorted(kinds)) or '-'}",
-                remedy="list devices of one kind, 'cpu' or 'cuda'",
+                f"the inventory mixes several kinds of devices: {', '.join(kinds) or '-'}",
+                remedy="list devices of one kind, 'cpu' or 'cuda'; only task=partition, "
+                "task=simulate and emulated hardware take both",
             )
-        return kinds.pop()
+        return kinds[0]
 
     def devices_per_host(self, num_hosts: int) -> int:
         """Smallest number of devices that one of the first ``num_hosts`` hosts has.
@@ -254,8 +274,8 @@ def joined_by(inventory: Inventory, bytes_per_s: float | None) -> Inventory:
     """Returns the inventory with this bandwidth between its hosts; None: unchanged."""
     if bytes_per_s is None:
         return inventory
-    link = inventory.link or Link(bytes_per_s=0)
-    return replace(inventory, link=replace(link, bytes_per_s=bytes_per_s))
+    latency_s = inventory.link.latency_s if inventory.link else 0.0
+    return replace(inventory, link=Link(bytes_per_s=bytes_per_s, latency_s=latency_s))
 
 
 def joined_where_missing(inventory: Inventory, bytes_per_s: float | None) -> Inventory:

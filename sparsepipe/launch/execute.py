@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,9 @@ from sparsepipe.tracking.loggers import end_tracking
 from sparsepipe.utils.host import usable_cores
 from sparsepipe.utils.process import keep_freed_memory
 
+_DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)")
+"""Finds torch's error about a loader worker that has died."""
+
 
 def execute(run: ResolvedRun) -> None:
     """Runs the task in this process, which is one of several ranks or the only one.
@@ -39,7 +43,7 @@ def execute(run: ResolvedRun) -> None:
     quiet()
     limit_threads()
     import_once_for_workers()
-    cuda = run.inventory.accelerator == "cuda"
+    cuda = run.accelerator == "cuda"
     if not cuda:
         keep_freed_memory()
     elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -131,9 +135,19 @@ def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
 
 
 def user_error(error: Exception, run: ResolvedRun) -> SparsePipeError | None:
-    """Returns an error with a remedy if memory ran out or Lightning refused settings, else None."""
+    """Returns an error with a remedy if memory ran out, a loader worker died or Lightning refused
+    settings, else None.
+    """
     if isinstance(error, SparsePipeError):
         return None
+    if isinstance(error, RuntimeError) and _DEAD_WORKER.match(str(error)):
+        of_rank = f" of rank {process_group.rank()}" if run.ranks > 1 else ""
+        return SparsePipeError(
+            f"a process that reads data{of_rank} ended: {str(error).strip()}",
+            remedy="check whether the machine ran out of memory or the process was stopped "
+            "(data.num_workers=0 reads without such processes); then run the command again, "
+            "without force=true, to go on from the last checkpoint",
+        )
     # Lightning raises a plain ValueError for settings that it checks during the fit.
     late = isinstance(error, ValueError) and "`val_check_interval`" in str(error)
     if late or isinstance(error, MisconfigurationException):
@@ -141,7 +155,7 @@ def user_error(error: Exception, run: ResolvedRun) -> SparsePipeError | None:
             f"Lightning refuses the settings: {str(error).strip()}",
             remedy="correct the keys of trainer that Lightning names",
         )
-    cuda = run.inventory.accelerator == "cuda"
+    cuda = run.accelerator == "cuda"
     if not ran_out(error, filled=filled_share(None) if cuda else 0.0):
         return None
     rank, where = process_group.rank(), "this machine"

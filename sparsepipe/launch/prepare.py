@@ -107,7 +107,7 @@ def prepare(run: ResolvedRun) -> ResolvedRun:
             known["recompute"] = recompute
     # Tasks that override prepare() include the threads in its result, if at all.
     counts_threads = type(task).prepare is Task.prepare and "threads" not in task.not_identity
-    on_one_processor = run.ranks == 1 and inventory.accelerator == "cpu"
+    on_one_processor = run.accelerator == "cpu" and run.ranks == 1
     threads = announced_threads() if counts_threads and on_one_processor else None
     if threads is not None:
         known["threads"] = threads

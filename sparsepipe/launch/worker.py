@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from multiprocessing.util import register_after_fork
 from pathlib import Path
@@ -10,6 +11,9 @@ from pathlib import Path
 from sparsepipe.utils.process import end_with_parent, exit_with_parent, no_garbage_collection
 
 if "SPARSEPIPE_LAUNCHER" in os.environ and __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Until the run handles it, Ctrl-C ends this process without a traceback of an import.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     end_with_parent(int(os.environ["SPARSEPIPE_LAUNCHER"]))  # first: torch's import takes seconds
 
 with no_garbage_collection():

@@ -98,9 +98,11 @@ class Explanation:
         if not self.bottleneck_s:
             return "by these profiles the plan takes no time"
         ratio = self.dp_s / self.bottleneck_s
+        gain = f"{ratio:.2f}x as fast as data parallelism ({1e3 * self.dp_s:.1f} ms)"
         if ratio < 1 - EQUAL:
-            return f"data parallelism is the better plan: {1 / ratio:.2f}x as fast as this one"
-        return f"{ratio:.2f}x as fast as data parallelism ({1e3 * self.dp_s:.1f} ms)"
+            gain = f"data parallelism is the better plan: {1 / ratio:.2f}x as fast as this one"
+        counted = "sums follow the backward and no device waits for another"
+        return f"{gain}, if {counted}: task=simulate lets sums overlap and counts waiting"
 
 
 def explain(

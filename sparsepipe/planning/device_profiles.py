@@ -149,41 +149,15 @@ def check_batch_sizes(profiles: Mapping[str, Profile]) -> None:
 
 def check_measured(profiles: Mapping[str, Profile], spec: RunSpec, inventory: Inventory) -> None:
     """Refuses profiles that do not match the training: measured on another workload, at another
-    slowdown or with another backend.
-
-    Other differences are only logged, since they may matter little. Whatever a profile does not
-    record is assumed to match.
+    slowdown or with another backend; warns of other differences, since they may matter little.
 
     Raises:
         ProfileError: a profile does not match in the batch size, the resolution, the point ratio,
             the slowdown or the backend.
     """
-    synchronous = spec.parallel.synchronous
+    warn_of_conditions(profiles, spec, inventory, names=(*_CONDITIONS, "threads"))
     others = other_workloads(profiles, spec)
-    warnings: list[str] = []
-    for device in {d.name: d for host in inventory.hosts for d in host.devices}.values():
-        if (profile := profiles.get(device.name)) is None:
-            continue
-        threads = None  # unknown on several hosts
-        if device.accelerator == "cpu" and len(inventory.hosts) == 1:
-            share = max(1, usable_cores() // inventory.num_devices)
-            threads = os.environ.get("OMP_NUM_THREADS", str(share))
-        for name, configured, found in (
-            ("slowdown", device.slowdown, others),
-            ("backend", backend_name(spec), others),
-            ("device", device.name, warnings),
-            ("dtype", dtype_of(spec), warnings),
-            ("optimizer", optimizer_words(spec), warnings),
-            ("threads", threads, warnings),
-            ("microbatches", 1 if synchronous is None else synchronous.microbatches, warnings),
-        ):
-            if None in (configured, measured := profile.meta.get(name)):
-                continue
-            was, wanted = _figure_text(measured), _figure_text(configured)
-            if was != wanted:
-                found.append(f"{device.name} was measured with {name} {was}, not {wanted}")
-    for text in warnings:
-        log.warning("a profile was measured under other conditions: %s", text)
+    others += _differences(profiles, spec, inventory, names=("slowdown", "backend"))
     if others:
         raise ProfileError(
             "the profiles do not match the training: " + "; ".join(others),
@@ -191,6 +165,55 @@ def check_measured(profiles: Mapping[str, Profile], spec: RunSpec, inventory: In
             "the profiles out, so that they are measured before the training, or set data, "
             "hardware and backend as they were when the profiles were measured",
         )
+
+
+_CONDITIONS = ("device", "dtype", "optimizer", "microbatches")
+
+
+def warn_of_conditions(
+    profiles: Mapping[str, Profile],
+    spec: RunSpec,
+    inventory: Inventory,
+    *,
+    names: Sequence[str] = _CONDITIONS,
+) -> None:
+    """Warns of each condition, by default those that do not depend on the machine at hand, under
+    which a profile was measured and which is another in the configuration.
+    """
+    for text in _differences(profiles, spec, inventory, names=names):
+        log.warning("a profile was measured under other conditions: %s", text)
+
+
+def _differences(
+    profiles: Mapping[str, Profile], spec: RunSpec, inventory: Inventory, *, names: Sequence[str]
+) -> list[str]:
+    """A message for each of the named conditions in which a profile differs from the configuration.
+    Whatever a profile does not record is assumed to match.
+    """
+    synchronous, found = spec.parallel.synchronous, []
+    for device in {d.name: d for host in inventory.hosts for d in host.devices}.values():
+        if (profile := profiles.get(device.name)) is None:
+            continue
+        threads = None  # unknown on several hosts
+        if device.accelerator == "cpu" and len(inventory.hosts) == 1:
+            share = max(1, usable_cores() // inventory.num_devices)
+            threads = os.environ.get("OMP_NUM_THREADS", str(share))
+        conditions = {
+            "slowdown": device.slowdown,
+            "backend": backend_name(spec),
+            "device": device.name,
+            "dtype": dtype_of(spec),
+            "optimizer": optimizer_words(spec),
+            "threads": threads,
+            "microbatches": 1 if synchronous is None else synchronous.microbatches,
+        }
+        for name in names:
+            if None in (conditions[name], measured := profile.meta.get(name)):
+                continue
+            was, wanted = _figure_text(measured), _figure_text(conditions[name])
+            if was != wanted:
+                found.append(f"{device.name} was measured with {name} {was}, not {wanted}")
+    return found
 
 
 def _figure_text(value: object) -> str:

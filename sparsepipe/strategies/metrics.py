@@ -52,6 +52,17 @@ def set_state(metric: Metric, state: State) -> None:
     metric._computed = None
 
 
+def updated_states(module: nn.Module) -> dict[str, State]:
+    """Returns, by name, the states of a module's metrics, except of those not updated since their
+    last reset.
+    """
+    for child in module.modules():
+        if isinstance(child, MetricCollection):
+            child.values(copy_state=False)  # copies a compute group's state to its members
+    named = module.named_modules()
+    return {n: state_of(m) for n, m in named if isinstance(m, Metric) and m._update_count}
+
+
 def merged_states(metric: Metric, states: Sequence[State]) -> State | None:
     """Returns merged ``states``; None if a ``dist_reduce_fx`` is not one of torchmetrics' own."""
     if len(states) == 1:

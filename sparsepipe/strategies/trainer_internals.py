@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
@@ -21,7 +22,11 @@ from pytorch_lightning.callbacks.timer import Interval
 from pytorch_lightning.loops.loop import _Loop
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.trainer.connectors.data_connector import _get_distributed_sampler
-from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultMetric
+from pytorch_lightning.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultMetric,
+    _Sync,
+)
 from pytorch_lightning.trainer.states import RunningStage, TrainerStatus
 from pytorch_lightning.tuner.lr_finder import _LRCallback
 from torch.utils import _pytree as pytree
@@ -99,9 +104,47 @@ def logging_hook(module: pl.LightningModule, hook: str) -> Iterator[None]:
     connector._current_fx = last
 
 
-def drop_computed(item: LoggedValue) -> None:
-    """Makes a logged value compute its result for the epoch again, from its sums."""
-    item._computed = None
+_REDUCTIONS: Mapping[str, Callable[..., Any]] = {
+    **{f"torch.{name}": getattr(torch, name) for name in ("mean", "sum", "max", "min")},
+    **{"sum": sum, "max": max, "min": min},
+}
+"""The functions that the argument ``reduce_fx`` of ``self.log`` may be."""
+
+
+def options_of(item: LoggedValue) -> dict[str, Any] | None:
+    """Returns the options of a logged value as plain values, for :func:`restore_logged`; None: it
+    has a process group of its own, which no other process has.
+    """
+    meta, sync = item.meta, item.meta.sync
+    if sync.group is not None:
+        return None
+    plain = {each.name: getattr(meta, each.name) for each in fields(meta) if each.name != "_sync"}
+    plain["reduce_fx"] = next(n for n, f in _REDUCTIONS.items() if f is meta.reduce_fx)
+    return {
+        "meta": plain,
+        "is_number": item.is_tensor,
+        "synchronised": sync.should,
+        "first_only": sync.rank_zero_only,
+    }
+
+
+def restore_logged(trainer: pl.Trainer, key: str, options: Mapping[str, Any]) -> LoggedValue:
+    """Enters a value among those of the training loop, as if an earlier step of the running epoch
+    had logged it; returns its entry, which has no sums yet.
+    """
+    plain = dict(options["meta"])
+    meta = _Metadata(**{**plain, "reduce_fx": _REDUCTIONS[plain["reduce_fx"]]})
+    # Lightning compares these with the options of the next call.
+    meta.sync = _Sync(
+        fn=trainer.strategy.reduce,
+        _should=options["synchronised"],
+        rank_zero_only=options["first_only"],
+    )
+    item = _ResultMetric(meta, is_tensor=options["is_number"])
+    trainer.fit_loop.epoch_loop._results[key] = item
+    # Else Lightning would reset the sums in this process's first step.
+    trainer._logger_connector._first_loop_iter = False
+    return item
 
 
 def log_step_metrics(trainer: pl.Trainer) -> None:

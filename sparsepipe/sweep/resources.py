@@ -38,7 +38,7 @@ def needs(spec: RunSpec, there: Machine, settings: Settings) -> Demand:
     run = resolve_run(spec)
     task = run.task
     gpus: tuple[str, ...] = ()
-    if run.inventory.accelerator == "cuda" and task.cores is None:
+    if task.cores is None and run.inventory.accelerator == "cuda":
         gpus = tuple(gpu.kind for gpu in there.gpus)
         is_given = run.spec.hardware.locate() is not cluster.local
         own_way = task.chooses_devices or type(task).processes is not Task.processes

@@ -11,6 +11,7 @@ from sparsepipe.planning.device_profiles import (
     fingerprint_of,
     load_profiles,
     other_workloads,
+    warn_of_conditions,
 )
 from sparsepipe.planning.search import find_plan, plan_table
 from sparsepipe.tasks.result import write_result
@@ -50,6 +51,7 @@ class Partition(Task):
         measured = load_profiles(inventory, model.name, given=given, settings=model.settings)
         for difference in other_workloads(measured, spec):
             log.info("%s: the plan is for what was measured", difference)
+        warn_of_conditions(measured, spec, inventory)
         found = find_plan(choice, spec, inventory, measured)
         log.info("%s", plan_table(found.explanation))
         found.write(run.directory)

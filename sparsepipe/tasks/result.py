@@ -90,7 +90,7 @@ def write_result(run: ResolvedRun, values: Mapping[str, Any]) -> None:
             **values,
             "ranks": run.ranks,
             "hardware_devices": ", ".join(f"{d.count} x {d.name}" for d in devices),
-            "hardware_accelerator": inventory.accelerator,
+            "hardware_accelerator": ", ".join(inventory.accelerators),
             "hardware_hosts": len(inventory.hosts),
             "hardware_memory_bytes": int(sum(memories)) if len(memories) == len(devices) else None,
             "machine_cores": usable_cores(),

@@ -25,6 +25,7 @@ from sparsepipe.planning.device_profiles import (
     fingerprint_of_text,
     load_profiles,
     other_workloads,
+    warn_of_conditions,
 )
 from sparsepipe.planning.division import division_of
 from sparsepipe.planning.plan_resolution import data_parallel, plan_to_simulate
@@ -170,6 +171,7 @@ class Simulate(Task):
         check_batch_sizes(found)
         for difference in other_workloads(found, spec):
             log.info("%s: the simulation is of what was measured", difference)
+        warn_of_conditions(found, spec, inventory)
         return as_loaded(found, spec, inventory)
 
     def _comparison(

@@ -26,6 +26,7 @@ from sparsepipe.callbacks import (
     Throughput,
 )
 from sparsepipe.cluster import Inventory, Place
+from sparsepipe.cluster.inventory import Accelerator
 from sparsepipe.config.build import build_data, build_module, ready_data
 from sparsepipe.config.finished_run import Training, training_of
 from sparsepipe.config.run_spec import RunSpec
@@ -123,6 +124,11 @@ class ResolvedRun:
         """The run's directory."""
         assert self.found is not None, "the data are not prepared yet"
         return self.found
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The kind of device that the task computes on; one that only plans uses a CPU."""
+        return "cpu" if self.task.cores is not None else self.inventory.accelerator
 
     @property
     def own_device(self) -> torch.device:

@@ -245,5 +245,4 @@ def test_terminated_within_an_epoch(shell: Shell, pipeline: tuple[str, ...], con
         assert torch.equal(ours["state_dict"][name], value), name
     assert [row["val/loss"] for row in rows(run)] == [row["val/loss"] for row in rows(expected)]
     for name in ("train/loss", "train/accuracy"):
-        values = [[float(row[name]) for row in rows(path)] for path in (run, expected)]
-        assert values[0] == pytest.approx(values[1], rel=1e-6), name
+        assert [row[name] for row in rows(run)] == [row[name] for row in rows(expected)], name

@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torchmetrics import MeanMetric, Metric
 
 LONG_S = 300.0  # longer than any test waits
 
@@ -255,3 +256,51 @@ class OwnModule(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adagrad(self.parameters())
+
+
+class Noting(OwnModule):
+    """Logs in every way; the statistics of its batch norm, and a mean over steps, are buffers."""
+
+    def __init__(self, *, num_classes: int = 2, odd: bool = True) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(8, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, num_classes)
+        )
+        self.mean, self.last = MeanMetric(), Last() if odd else MeanMetric()
+        self.register_buffer("drifting", torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("train/loss", loss, on_step=True, on_epoch=True)
+        self.log("train/total", loss, on_step=False, on_epoch=True, reduce_fx="sum")
+        self.log("train/most", loss, on_epoch=True, on_step=False, reduce_fx=max)
+        self.log("train/together", loss, on_epoch=True, on_step=False, sync_dist=True)
+        if batch_idx == 0:
+            self.log("train/first", loss, on_epoch=True, on_step=False)
+        self.mean(loss)
+        self.last(loss)
+        self.log_dict(
+            {"train/mean": self.mean, "train/last": self.last}, on_epoch=True, on_step=False
+        )
+        return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.drifting += 0.1 * (self.trainer.global_rank + 1 - self.drifting)
+        self.log("train/ended", 0.1 * batch_idx, on_epoch=True, reduce_fx="sum")
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", super().training_step(batch, batch_idx))
+
+
+class Last(Metric):
+    """A metric whose states nobody knows how to merge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("value", torch.zeros(()), dist_reduce_fx=None)
+
+    def update(self, value) -> None:
+        self.value = value.detach()
+
+    def compute(self):
+        return self.value.mean()

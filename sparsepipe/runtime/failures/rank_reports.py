@@ -159,6 +159,8 @@ def first_cause(
             witness = f"; {name(rank)} reported: {report['message']}"
         elif not witness and report["stopped"] is None and report["place"]:
             witness = f"; noticed by {name(rank)} ({report['place']})"
+    if died and exit_codes[died[0]] == -signal.SIGINT:  # before it handled signals
+        return Stopped(signal.SIGINT)
     if died:
         kind = TransportError if missed else SparsePipeError
         code = exit_codes[died[0]]

@@ -114,18 +114,26 @@ class LogReplay:
         """Resets logged values to those at the last drain, then adds the calls of ``minibatches``.
         These are all minibatches since that drain; :meth:`append` may have logged some already.
         """
-        trainer = self._module.trainer
-        results = internals.logged_values(trainer)
+        results = internals.logged_values(self._module.trainer)
         assert results is not None
-        if trainer.current_epoch != self._epoch:
-            self._epoch = trainer.current_epoch
-            self._sums.clear()
         for key, item in results.items():
             if item.meta.fx == hook and item.is_tensor:
                 item.reset()
                 vars(item).update(self._sums.get(key, {}))
         self.append(minibatches, hook=hook)
-        for key, item in results.items():
+        self._keep_sums(hook)
+
+    def begin(self, hook: str) -> None:
+        """Notes the sums before this process's first step of an epoch: those of the steps before a
+        stop, if the run resumes within the epoch.
+        """
+        if (epoch := self._module.trainer.current_epoch) != self._epoch:
+            self._epoch = epoch
+            self._sums.clear()
+            self._keep_sums(hook)
+
+    def _keep_sums(self, hook: str) -> None:
+        for key, item in internals.training_values(self._module.trainer).items():
             if item.meta.fx == hook and item.is_tensor:
                 held = vars(item)
                 self._sums[key] = {n: held[n] for n in internals.ACCUMULATED if n in held}

@@ -26,7 +26,7 @@ from sparsepipe.runtime.stage import StageLayers
 from sparsepipe.schedule import Plan
 from sparsepipe.spatial.grid import Grid
 from sparsepipe.spatial.spatialize import spatialize_layers, through_shards
-from sparsepipe.strategies.metrics import Metrics
+from sparsepipe.strategies.metrics import Metrics, State
 from sparsepipe.strategies.pipeline.logging import LogReplay, Logs, merge_logs
 from sparsepipe.strategies.pipeline.placeholders import StageModule, check_hooks
 from sparsepipe.strategies.pipeline.stage_plan import StagePlacement
@@ -225,6 +225,7 @@ class Pipeline:
         in the run. ``arguments``: those of ``training_step`` after the batch.
         """
         self.steps.hook, self.steps.arguments = TRAINING, arguments
+        self._replay.begin(TRAINING)
         assert self._updates is not None
         with self._part.silent():
             if not self.worker.rounds:  # refuse what would be updated wrongly from here on
@@ -251,6 +252,10 @@ class Pipeline:
         minibatches = groupby(self._exchange(), key=itemgetter(0))
         logs = [merge_logs([(n, logs) for _, n, logs in parts]) for _, parts in minibatches]
         self._replay.replay(logs, hook=TRAINING)
+
+    def restore_metrics(self, states: Mapping[str, State]) -> None:
+        """Sets the module's metrics to their ``states``, by name, after an earlier run's drain."""
+        self._metrics.merge([states], replica=self._last_replica)
 
     def evaluate(
         self, hook: str, batch: Any, arguments: tuple[Any, ...], *, count: int, predicts: bool

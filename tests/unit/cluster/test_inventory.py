@@ -48,6 +48,24 @@ def test_slowdown_1_has_the_fingerprint_of_runs_without_slowdowns() -> None:
     assert Inventory(hosts=hosts).fingerprint() == hashlib.sha256(then.encode()).hexdigest()[:16]
 
 
+@pytest.mark.parametrize(
+    ("device", "more"),
+    [
+        ({"memory_bytes": 0}, {}),
+        ({"tflops": 0.0}, {}),
+        ({"memory_bytes_per_s": 0}, {}),
+        ({}, {"link": {"bytes_per_s": 0.0}}),
+        ({}, {"lnik": {"bytes_per_s": 1}}),
+    ],
+)
+def test_what_no_hardware_has_is_refused(device: dict[str, Any], more: dict[str, Any]) -> None:
+    host = {"name": "a", "devices": [{"name": "x", "count": 2, **device}]}
+    for given in ({"hosts": [host], **more}, {"hosts": [{**host, **more}]}):
+        with pytest.raises(HardwareError, match=next(iter(device or more))) as told:
+            Inventory.from_dict(given)
+        assert told.value.remedy
+
+
 def test_devices_of_which_there_are_none_are_left_out() -> None:
     def host(name: str, **counts: int) -> dict[str, Any]:
         devices = [{"name": key, "count": count} for key, count in counts.items()]

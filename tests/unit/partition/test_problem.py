@@ -79,7 +79,6 @@ def test_a_device_without_a_profile_is_named() -> None:
     ("options", "message"),
     [
         ({"inventory": inventory(link=None)}, "no bandwidth"),
-        ({"inventory": inventory(link=0.0)}, "0.0 bytes/s"),
         ({"bandwidth": 0}, "is 0 bytes"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sparsepipe.errors import HardwareError
+from sparsepipe.errors import HardwareError, SparsePipeError
 from sparsepipe.launch.execute import user_error
 from sparsepipe.launch.prepare import resolve_run
 from sparsepipe.runs import out_of_memory
@@ -62,6 +62,22 @@ def test_the_message_of_an_error(
     assert isinstance(found, HardwareError)
     assert found.message == f"{whose} ran out of memory: {said}"
     assert "task=fit_batch" in found.remedy
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "DataLoader worker (pid 7) is killed by signal: Killed. ",
+        "DataLoader worker (pid(s) 7, 8) exited unexpectedly",
+    ],
+)
+def test_a_dead_loader_worker_needs_no_traceback(
+    told: str, run: Callable[..., ResolvedRun]
+) -> None:
+    found = user_error(RuntimeError(told), run(*CPU, *DP))
+    assert found is not None
+    assert (type(found), found.exit_code) == (SparsePipeError, 1)
+    assert found.message.endswith(f"of rank 0 ended: {told.strip()}")
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,7 @@ def stopped_by(cause: TransportError | None = None) -> Stopped:
         ([stopped_by(missing(1)), None], [143, KILLED], "SIGKILL; rank 0 reported: rank 1 is gone"),
         ([missing(1), RuntimeError("connection timed out")], [7, 1], "rank 1 raised RuntimeError"),
         ([None, RuntimeError("[../gloo/pair.cc] closed")], [KILLED, 1], "rank 0 was killed by SIG"),
+        ([None, missing(0)], [-signal.SIGINT, 7], "SIGINT"),  # as a stop, though it reports nothing
     ],
 )
 def test_the_first_cause_is_named(

@@ -51,7 +51,9 @@ MODULES = {
     "_Loop": "pytorch_lightning.loops.loop",
     "_LRCallback": "pytorch_lightning.tuner.lr_finder",
     "_get_distributed_sampler": "pytorch_lightning.trainer.connectors.data_connector",
+    "_Metadata": "pytorch_lightning.trainer.connectors.logger_connector.result",
     "_ResultMetric": "pytorch_lightning.trainer.connectors.logger_connector.result",
+    "_Sync": "pytorch_lightning.trainer.connectors.logger_connector.result",
     "_pytree": "torch.utils",
 }
 EPOCHS = lambda: trainer().fit_loop.epoch_loop  # noqa: E731
@@ -60,7 +62,8 @@ OWNERS: dict[Any, str] = {
     "_on_before_batch_transfer _apply_batch_transfer_handler",
     trainer: "_results _logger_connector _active_loop _signal_connector _accelerator_connector "
     "_data_connector _val_check_time_interval",
-    lambda: trainer()._logger_connector: "_current_fx on_batch_end update_train_step_metrics",
+    lambda: trainer()._logger_connector: "_current_fx _first_loop_iter on_batch_end "
+    "update_train_step_metrics",
     lambda: trainer()._signal_connector: "_sigterm_notifier_fn received_sigterm",
     lambda: trainer()._accelerator_connector: "use_distributed_sampler",
     lambda: trainer()._data_connector: "_requires_distributed_sampler _resolve_sampler",
@@ -74,7 +77,7 @@ OWNERS: dict[Any, str] = {
     DDPStrategy: "_layer_sync _get_process_group_backend _process_group_backend "
     "_configure_launcher",  # overridden in distributed.py
     # torchmetrics, of which Lightning's logged values are a kind.
-    logged: "_computed _update_count _forward_cache cumulated_batch_size has_reset",
+    logged: "_computed _update_count _forward_cache cumulated_batch_size has_reset _sync",
     MeanMetric: "_defaults _reductions _to_sync",
 }
 """Names of objects; some are public but not documented, and may go as well."""

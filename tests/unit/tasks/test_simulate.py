@@ -20,6 +20,30 @@ from tests.support.resolved import run_directory
 from tests.support.simulated_cases import BY_HAND, PAPER, SEARCHED, layers_s, result, run
 
 
+@pytest.mark.parametrize("settings", [("task=partition",), ("task=simulate", "parallel=hete_mp")])
+def test_devices_of_all_kinds_with_a_profile_of_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: tuple[str, ...]
+) -> None:
+    """A CPU beside a GPU, neither of which is here; the CPU's profile is another device's."""
+    files = {"TITAN V": "titan_v", "A CPU": "titan_xp"}
+    devices = [
+        {"name": name, "count": 1, "accelerator": "cpu" if "CPU" in name else "cuda",
+         "profile": {"sparse_vgg16_bn": f"profiles/paper/{file}.json"}}
+        for name, file in files.items()
+    ]  # fmt: skip
+    host = {"name": "h", "devices": devices, "link": {"bytes_per_s": 12e9}}
+    (tmp_path / "mixed.yaml").write_text(json.dumps({"hosts": [host]}))
+    mixed = ("hardware=file", f"hardware.source={tmp_path / 'mixed.yaml'}")
+    done = run_job(composed(f"paths.outputs={tmp_path}", *mixed, *settings))
+    assert result(done)["hardware_accelerator"] == "cpu, cuda"
+    told = [text for text in caplog.messages if "under other conditions" in text]
+    assert [text.partition(": ")[2] for text in told] == [
+        "A CPU was measured with device TITAN Xp, not A CPU"
+    ]
+    with pytest.raises(HardwareError, match="mixes several kinds of devices: cpu, cuda"):
+        run_job(composed(f"paths.outputs={tmp_path}", *mixed, "parallel=hete_mp"))
+
+
 def test_a_searched_plan_with_all_its_files(tmp_path: Path) -> None:
     done = run(tmp_path, *SEARCHED)
     plan = Plan.from_json(done.plan.read_text())
