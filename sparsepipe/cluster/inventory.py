@@ -110,11 +110,10 @@ class Link:
     latency_s: _Amount = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.bytes_per_s < math.inf:
+        if self.bytes_per_s == 0:
             raise HardwareError(
-                f"the bandwidth of a link is {self.bytes_per_s} bytes/s",
-                remedy="give a finite number above 0, for example as measured with "
-                "task=bandwidth; or link: null where it is unknown",
+                "the bandwidth of a link, its bytes_per_s, is 0 bytes/s",
+                remedy="give it as measured with task=bandwidth, or link: null if it is unknown",
             )
 
 

@@ -151,6 +151,11 @@ def _speed(link: Link | None, of: str, inventory: Inventory) -> float:
             remedy=f"{how_to_give_links(inventory)}, or give one bandwidth for all links "
             "(task.bandwidth_bytes_per_s)",
         )
+    if not 0 < link.bytes_per_s < inf:
+        raise HardwareError(
+            f"the bandwidth of the link {of} is {link.bytes_per_s} bytes/s",
+            remedy="give a finite number above 0, for example as measured with task=bandwidth",
+        )
     return float(link.bytes_per_s)
 
 

@@ -77,7 +77,8 @@ OWNERS: dict[Any, str] = {
     DDPStrategy: "_layer_sync _get_process_group_backend _process_group_backend "
     "_configure_launcher",  # overridden in distributed.py
     # torchmetrics, of which Lightning's logged values are a kind.
-    logged: "_computed _update_count _forward_cache cumulated_batch_size has_reset _sync",
+    logged: "_computed _update_count _forward_cache cumulated_batch_size has_reset",
+    lambda: logged().meta: "_sync",
     MeanMetric: "_defaults _reductions _to_sync",
 }
 """Names of objects; some are public but not documented, and may go as well."""

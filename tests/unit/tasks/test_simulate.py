@@ -41,7 +41,7 @@ def test_devices_of_all_kinds_with_a_profile_of_another(
         "A CPU was measured with device TITAN Xp, not A CPU"
     ]
     with pytest.raises(HardwareError, match="mixes several kinds of devices: cpu, cuda"):
-        run_job(composed(f"paths.outputs={tmp_path}", *mixed, "parallel=hete_mp"))
+        run_job(composed(f"paths.outputs={tmp_path}", *mixed, "experiment=tiny", "parallel=dp"))
 
 
 def test_a_searched_plan_with_all_its_files(tmp_path: Path) -> None:
