@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import random
 import re
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from sparsepipe.utils.files import read_json
-from tests.support.command_line import Shell, checkpoint, fault, orphans, rows
+from tests.support.command_line import Shell, orphans
 from tests.support.fault_cases import (
     BLAMED,
     EPOCHS,
@@ -216,33 +214,3 @@ def test_layers_that_were_chosen_stay_chosen(
     )  # fmt: skip
     run = assert_begins_again(shell, undisturbed, point)
     assert read_json(run / "result.json")["recomputed_layers"] == [[0, 0], [3, 3]]
-
-
-@pytest.mark.parametrize(
-    ("pipeline", "config"), [(GPIPE, "2-1"), (ONE_F_ONE_B, "1-2")], ids=["gpipe", "sync_1f1b"]
-)
-def test_terminated_within_an_epoch(shell: Shell, pipeline: tuple[str, ...], config: str) -> None:
-    """Between steps nothing is under way, so that a stop changes no weights."""
-    readers = int(config[0])
-    settings = (
-        *pipeline, f"parallel.plan.config={config}", "trainer.max_epochs=2",
-        f"data.train_size={160 * readers}", "data.delay_s=0.01",
-    )  # fmt: skip
-    expected = shell(*settings, "name=undisturbed").run
-    settings = (*settings, fault([(4, signal.SIGTERM)], parent=True))
-    stopped = shell(*settings)
-    assert stopped.code == 128 + signal.SIGTERM, stopped.err
-    (run,) = [path for path in shell.runs() if path.parent != expected.parent]
-    place = checkpoint(run)["callbacks"]["RunCheckpoint"]
-    assert place["epoch"] == 0
-    assert 4 < place["batches"] < 40
-    again = shell(*settings)
-    assert again.run == run
-    assert [(row["epoch"], row["step"]) for row in rows(run)] == [("0", "40"), ("1", "80")]
-    ours, theirs = (checkpoint(path) for path in (run, expected))
-    assert ours["state_dict"].keys() == theirs["state_dict"].keys()
-    for name, value in theirs["state_dict"].items():
-        assert torch.equal(ours["state_dict"][name], value), name
-    assert [row["val/loss"] for row in rows(run)] == [row["val/loss"] for row in rows(expected)]
-    for name in ("train/loss", "train/accuracy"):
-        assert [row[name] for row in rows(run)] == [row[name] for row in rows(expected)], name
