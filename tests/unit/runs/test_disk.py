@@ -140,8 +140,7 @@ def test_runs_of_one_experiment_and_none_that_others_work_on(outputs: Path) -> N
 def test_links_do_not_lead_out_of_the_directory(tmp_path: Path) -> None:
     apart = made(tmp_path / "apart" / "4", "last")
     own = made(tmp_path / "outputs" / "first" / "1")
-    (own.checkpoints / "fitted.json").unlink()
-    own.checkpoints.rmdir()
+    own.checkpoints.rename(tmp_path / "first")
     own.checkpoints.symlink_to(apart.checkpoints)
     (tmp_path / "outputs" / "second").symlink_to(apart.path.parent)
     (tmp_path / "linked").symlink_to(tmp_path / "outputs")
