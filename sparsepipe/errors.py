@@ -99,6 +99,12 @@ class TransportError(SparsePipeError):
     ranks: tuple[int, ...] = ()
 
 
+class DivergedError(SparsePipeError):
+    """A training whose loss or weights are no longer finite, so that it has no result."""
+
+    exit_code = 8
+
+
 class PlanError(ConfigError):
     """A plan that does not fit the model's layers or the devices."""
 

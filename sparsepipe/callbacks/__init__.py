@@ -1,6 +1,7 @@
 """Lightning callbacks: checkpoints, stops, the metrics file, step times, traces and progress."""
 
 from sparsepipe.callbacks.checkpoint import KeepPlan, RunCheckpoint
+from sparsepipe.callbacks.finite import FiniteOnly
 from sparsepipe.callbacks.metrics import EpochSums, MetricsCsv
 from sparsepipe.callbacks.progress import EpochLines, ShapesProgressBar, Throughput
 from sparsepipe.callbacks.resumable_loading import ResumableLoaders, Resume
@@ -14,6 +15,7 @@ __all__ = [
     "EpochLines",
     "EpochSums",
     "ErrorNotes",
+    "FiniteOnly",
     "KeepPlan",
     "Measured",
     "MetricsCsv",

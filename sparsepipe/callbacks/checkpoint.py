@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor
 from typing_extensions import override
 
+from sparsepipe.callbacks.finite import FiniteOnly
 from sparsepipe.callbacks.resumable_loading import STATE_KEY, ResumableLoaders, Resume
 from sparsepipe.config.finished_run import RECORD
 from sparsepipe.errors import ConfigError
@@ -44,6 +46,7 @@ class RunCheckpoint(Checkpoint):
         resume: where this run resumes; None: it starts anew.
         record: plain values that describe what is trained, stored in every checkpoint.
         loaders: callback that holds the training's loaders.
+        finite: callback that looks at the weights; weights that are not finite are never the best.
 
     Attributes:
         monitor: name of the metric for ``best.ckpt``.
@@ -60,6 +63,7 @@ class RunCheckpoint(Checkpoint):
         mode: str,
         resume: Resume | None,
         loaders: ResumableLoaders,
+        finite: FiniteOnly | None = None,
         record: Mapping[str, Any] | None = None,
     ) -> None:
         self._directory, self._record = directory, dict(record or {})
@@ -69,7 +73,7 @@ class RunCheckpoint(Checkpoint):
         self._validated = False
         self._sign = 1.0 if mode == "max" else -1.0
         self.best: float | None = None
-        self._resume, self._loaders = resume, loaders
+        self._resume, self._loaders, self._finite = resume, loaders, finite
         self._loader_states: list[Any] = []
         self._position = (0, 0, 0)
         self._metrics: dict[str, Tensor] = {}
@@ -107,8 +111,11 @@ class RunCheckpoint(Checkpoint):
                 remedy="name one of the logged metrics, or set task.monitor=null",
             )
         # Rank 0 decides: ranks must agree, but their metrics may differ in the last bit.
-        better = value is not None and (
-            self.best is None or self._sign * float(value) > self._sign * self.best
+        better = (
+            value is not None
+            and math.isfinite(value)
+            and (self._finite is None or self._finite.weights_are_finite)
+            and (self.best is None or self._sign * float(value) > self._sign * self.best)
         )
         improved = process_group.broadcast_object(better)
         if improved:

@@ -72,6 +72,7 @@ _LEFT_OUT_AT: Mapping[str, Any] = {
     "data.source.ignore": None,
     "input": None,
     "task.test_weights": "best",
+    "trainer.nonfinite": "stop",
 }
 """Keys that identities leave out where they have these values."""
 _NAMES_IN_IDENTITY = {

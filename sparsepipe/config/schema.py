@@ -201,13 +201,13 @@ class Optim:
 
 KeptCheckpoints = Literal["best", "last", "both", "none"]
 """Checkpoints that a finished run keeps."""
-OWN_TRAINER_KEYS = ("checkpoints", "trace")
+OWN_TRAINER_KEYS = ("checkpoints", "nonfinite", "trace")
 """Keys of ``trainer`` that are not arguments of Lightning's Trainer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerArguments:
-    """The arguments of Lightning's Trainer that no other group sets, and two other keys."""
+    """The arguments of Lightning's Trainer that no other group sets, and three other keys."""
 
     __pydantic_config__ = _FIXED
     max_epochs: int | None
@@ -243,6 +243,7 @@ class TrainerArguments:
     model_registry: str | None
     enable_autolog_hparams: bool
     checkpoints: KeptCheckpoints = "both"
+    nonfinite: Literal["stop", "warn"] = "stop"
     trace: bool = False
 
     def built(self) -> dict[str, Any]:

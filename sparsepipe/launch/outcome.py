@@ -98,7 +98,7 @@ def _confusion(path: Path) -> Any:
     import wandb
 
     rows = read_csv(path, "actual", "predicted", "shapes")
-    names = list(dict.fromkeys(row["actual"] for row in rows))
+    names = list(dict.fromkeys(row[key] for key in ("actual", "predicted") for row in rows))
     counted = [row for row in rows for _ in range(int(row["shapes"]))]
     return wandb.plot.confusion_matrix(
         y_true=[names.index(row["actual"]) for row in counted],

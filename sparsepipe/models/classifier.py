@@ -167,7 +167,7 @@ class Classifier(Optimised):
 
     Attributes:
         test_confusion: counts int64 [K, K] of the last test on all ranks, with a row for each true
-            class; None before a test.
+            class, and a further column if logits were not finite; None before a test.
         test_predictions: ``index``, ``label``, ``prediction`` and ``probability``, each [S], of the
             S samples of the last test on all ranks; None before, and for labels of voxels.
     """

@@ -30,7 +30,7 @@ from sparsepipe.models.dsn import (
     batch_size,
     of_domain,
 )
-from sparsepipe.models.metrics import confusion_of
+from sparsepipe.models.metrics import confusion_of, known_columns, most_probable, predicted
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,8 @@ class DomainSeparation(Optimised):
         domains: names of the domains, the source first.
         exchange: brings the domains of a minibatch together.
         test_confusions: counts int64 [K, K] of the last test, by domain, with a row for each true
-            class; zeros for a domain without labels.
+            class, and a further column if logits were not finite; zeros for a domain without
+            labels.
     """
 
     def __init__(
@@ -276,7 +277,7 @@ class DomainSeparation(Optimised):
             values[0] + torch.stack(values[1:]).mean() for values in (errors, differences)
         )
         objective = task + weights.alpha * reconstruction + weights.beta * separation
-        parts = {"task": task, "accuracy": (logits_SK.argmax(1) == label_S).double().mean()}
+        parts = {"task": task, "accuracy": (predicted(logits_SK) == label_S).double().mean()}
         if self._is_similarity_on:
             parts["similarity"] = weights.dissimilarity(shared, self.network.discriminator)
             objective = objective + weights.gamma * parts["similarity"]
@@ -312,7 +313,7 @@ class DomainSeparation(Optimised):
     def predict_step(
         self, batch: Mapping[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
     ) -> dict[str, Any]:
-        probability_B, prediction_B = self(batch["input"], batch["domain"]).softmax(1).max(1)
+        probability_B, prediction_B = most_probable(self(batch["input"], batch["domain"]))
         return {
             "domain": batch["domain"],
             "index": batch["index"].cpu(),
@@ -352,12 +353,12 @@ class DomainSeparation(Optimised):
     def _log_evaluation(self, split: str) -> dict[str, Tensor]:
         """Logs means over all processes; returns the confusion matrices of domains with samples."""
         classes = len(self.class_names)
-        none = torch.zeros(3 + classes**2, dtype=torch.float64, device=self.device)
+        none = torch.zeros(3 + classes * (classes + 1), dtype=torch.float64, device=self.device)
         mine = torch.stack([self._seen.get(name, none) for name in self.domains])
         confusions, accuracies = {}, {}
         for name, seen in zip(self.domains, self.exchange.total(mine), strict=True):
             samples, loss, error = seen[:3]
-            counts_KK = seen[3:].view(classes, classes)
+            counts_KK = known_columns(seen[3:].view(classes, classes + 1))
             if not samples:
                 continue
             confusions[name] = counts_KK.long().cpu()

@@ -19,6 +19,19 @@ IGNORED = -100
 """Label of voxels that do not count, as in PyTorch's cross-entropy."""
 
 
+UNPREDICTED = -2
+"""Predicted class where logits are not finite, which is not a label, not even one that is ignored.
+"""
+
+
+def predicted(logits: Tensor, *, keepdim: bool = False) -> Tensor:
+    """Returns the class with the largest logit, int64 [B] or [B, *spatial]; :data:`UNPREDICTED`
+    where a logit is NaN or the largest is infinite.
+    """
+    is_known = logits.amax(1, keepdim=keepdim).isfinite()
+    return torch.where(is_known, logits.argmax(1, keepdim=keepdim), UNPREDICTED)
+
+
 class Accuracy(Metric):
     """Share of labels whose class has the largest logit."""
 
@@ -32,7 +45,7 @@ class Accuracy(Metric):
             self.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, label: Tensor) -> None:
-        self.hits += (logits.argmax(1) == label).sum()
+        self.hits += (predicted(logits) == label).sum()
         self.total += (label != IGNORED).sum()
 
     def compute(self) -> Tensor:
@@ -41,25 +54,39 @@ class Accuracy(Metric):
 
 
 class Confusion(MulticlassConfusionMatrix):
-    """Counts [K, K] of samples or voxels, true class by row, predicted by column.
+    """Counts of samples or voxels, true class by row, predicted by column; see
+    :func:`known_columns` for their shape.
 
     Attributes:
         of_voxels: 1 if any process has counted labels of voxels, else 0.
+        unpredicted: counts [K] of labels whose logits are not finite.
     """
 
     of_voxels: Tensor
+    unpredicted: Tensor
 
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes)
         self.add_state("of_voxels", torch.tensor(0), dist_reduce_fx="max")
+        none = torch.zeros(num_classes, dtype=torch.int64)
+        self.add_state("unpredicted", none, dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Counts a batch of logits ``preds`` and labels ``target``."""
         if target.dim() > 1:
             self.of_voxels = torch.ones_like(self.of_voxels)
-            self.confmat += confusion_of(preds, target)
-        else:
-            super().update(preds, target)
+            counts = confusion_of(preds, target)
+            self.confmat += counts[:, :-1]
+            self.unpredicted += counts[:, -1]
+            return
+        is_known = predicted(preds) != UNPREDICTED
+        if not is_known.all():
+            self.unpredicted += confusion_of(preds, target)[:, -1]
+            preds, target = preds[is_known], target[is_known]
+        super().update(preds, target)
+
+    def compute(self) -> Tensor:
+        return known_columns(torch.cat([super().compute(), self.unpredicted[:, None]], 1))
 
 
 class MeanIoU(Confusion):
@@ -103,7 +130,7 @@ _OF_SAMPLE = ("index", "label", "prediction", "probability")
 
 def predictions_of(batch: Mapping[str, Tensor], logits_BK: Tensor) -> dict[str, Tensor]:
     """Returns ``prediction``, its ``probability``, the batch's ``index`` and ``label``; all [B]."""
-    probability_B, prediction_B = logits_BK.detach().softmax(dim=1).max(dim=1)
+    probability_B, prediction_B = most_probable(logits_BK.detach())
     return {
         "index": batch["index"],
         "label": batch["label"],
@@ -112,17 +139,34 @@ def predictions_of(batch: Mapping[str, Tensor], logits_BK: Tensor) -> dict[str, 
     }
 
 
+def most_probable(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the largest probability, NaN where logits are not finite, and its class as
+    :func:`predicted` does.
+    """
+    probability, prediction = logits.softmax(1).max(1)
+    return probability, torch.where(probability.isfinite(), prediction, UNPREDICTED)
+
+
 def confusion_of(logits: Tensor, label: Tensor) -> Tensor:
-    """Counts labels from 0 to K - 1, true class by row, predicted by column; int64 [K, K]."""
+    """Counts labels from 0 to K - 1, true class by row, predicted by column; int64 [K, K + 1], of
+    which the last column counts logits that are not finite.
+    """
     num_classes = logits.shape[1]
-    each = torch.arange(num_classes, device=logits.device)
+    each = torch.tensor([*range(num_classes), UNPREDICTED], device=logits.device)
     each = each.view(1, -1, *[1] * (logits.dim() - 2))
-    is_predicted = logits.argmax(1, keepdim=True) == each
+    is_predicted = predicted(logits, keepdim=True) == each
     true, others = label.unsqueeze(1), [0, *range(2, logits.dim())]
     return torch.stack([(is_predicted & (true == k)).sum(others) for k in range(num_classes)])
 
 
-def ious_of(counts_KK: Tensor) -> Tensor:
-    """Returns intersection over union [K]; NaN for a class that neither occurs nor is predicted."""
-    hits_K = counts_KK.diagonal()
-    return hits_K / (counts_KK.sum(0) + counts_KK.sum(1) - hits_K)
+def known_columns(counts: Tensor) -> Tensor:
+    """Returns counts [K, K + 1] without their last column if all logits were finite."""
+    return counts if counts[:, -1].any() else counts[:, :-1]
+
+
+def ious_of(counts: Tensor) -> Tensor:
+    """Returns intersection over union [K] of counts [K, K] or [K, K + 1]; NaN for a class that
+    neither occurs nor is predicted.
+    """
+    hits_K = counts.diagonal()
+    return hits_K / (counts.sum(0)[: len(hits_K)] + counts.sum(1) - hits_K)

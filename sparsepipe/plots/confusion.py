@@ -19,14 +19,19 @@ def confusion_rows(
     counts_KK: ArrayLike, classes: Sequence[str], *, counted: str = "shapes"
 ) -> list[dict[str, str | int]]:
     """A row per pair of classes: true class, predicted class, ``counts_KK[true][predicted]``, whose
-    column is named by what is ``counted``.
+    column is named by what is ``counted``. A further column of ``counts_KK`` counts predictions
+    that are not finite.
     """
     counts = np.asarray(counts_KK, np.int64)
     return [
         {"actual": actual, "predicted": predicted, counted: int(counts[i, j])}
         for i, actual in enumerate(classes)
-        for j, predicted in enumerate(classes)
+        for j, predicted in enumerate(_columns(counts, classes))
     ]
+
+
+def _columns(counts: NDArray[np.int64], classes: Sequence[str]) -> list[str]:
+    return [*classes, style.NOT_FINITE][: counts.shape[1]]
 
 
 def confusion_figure(
@@ -35,12 +40,12 @@ def confusion_figure(
     """Draws the confusion matrix, each row in percent of its class.
 
     Args:
-        counts_KK: number of samples or voxels, ``counts_KK[true][predicted]``.
+        counts_KK: number of samples or voxels, as for :func:`confusion_rows`.
         classes: the K class names in order; the layout is made for 2 to 40 classes.
         counted: what is counted, for the axis.
     """
     counts, classes = np.asarray(counts_KK, np.int64), list(map(style.drawable, classes))
-    num_classes = len(classes)
+    num_classes, columns = len(classes), _columns(counts, classes)
     share_KK = _row_shares(counts)
     # Small matrices get roomy cells; at 40 classes two digits must still fit one.
     cell_in = float(np.clip(7.0 / num_classes, 0.27, 0.62))
@@ -69,14 +74,14 @@ def confusion_figure(
             if share >= 0.005 or row == column:  # the diagonal is always written
                 colour = "white" if share > _DARK_CELL else style.INK
                 axes.text(column, row, f"{100 * share:.0f}", color=colour, **look)
-    places = np.arange(num_classes)
-    axes.set_xticks(places, classes, rotation=90, fontsize=style.TICK_PT)
+    places, across = np.arange(num_classes), np.arange(len(columns))
+    axes.set_xticks(across, columns, rotation=90, fontsize=style.TICK_PT)
     rows = [f"{name}  ({total:,})" for name, total in zip(classes, counts.sum(1), strict=True)]
     axes.set_yticks(places, rows, fontsize=style.TICK_PT)
     axes.set_xlabel("predicted class", fontsize=style.LABEL_PT, color=style.INK)
     axes.set_ylabel(f"true class  ({counted})", fontsize=style.LABEL_PT, color=style.INK)
     axes.tick_params(length=0, labelcolor=style.INK)
-    axes.set_xticks(places[1:] - 0.5, minor=True)
+    axes.set_xticks(across[1:] - 0.5, minor=True)
     axes.set_yticks(places[1:] - 0.5, minor=True)
     axes.grid(visible=True, which="minor", color=style.FAINT, linewidth=0.5)
     axes.tick_params(which="minor", length=0)

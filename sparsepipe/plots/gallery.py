@@ -51,7 +51,7 @@ def gallery_figure(
     Args:
         clouds: point coordinates [N, 3] of each shape, for any N and in any unit.
         true: index into ``classes`` of each shape's label; None: the labels are unknown.
-        predicted: index into ``classes`` of each shape's prediction.
+        predicted: index into ``classes`` of each shape's prediction; below 0: it is not finite.
         classes: class names.
         probabilities: the probability, from 0 to 1, that the network gave to each prediction.
         files: the path or name of each shape's file; folders are shown only where names are equal.
@@ -75,8 +75,9 @@ def gallery_figure(
         axes = figure.add_subplot(rows, columns, place + 1)
         is_right = true is None or int(true[place]) == int(predicted[place])
         _draw_cloud(axes, clouds[place], is_right=is_right)
-        title = classes[predicted[place]]
-        if probabilities is not None:
+        is_finite = predicted[place] >= 0
+        title = classes[predicted[place]] if is_finite else style.NOT_FINITE
+        if probabilities is not None and is_finite:
             title += f"  {100 * float(probabilities[place]):.0f} %"
         if true is not None:
             title = f"✓ {title}\n" if is_right else f"✗ {classes[true[place]]}\n→ {title}"

@@ -31,6 +31,9 @@ INK = "#222222"
 GREY = "#767676"
 FAINT = "#D9D9D9"
 
+NOT_FINITE = "not finite"
+"""The name of a prediction that is not finite, in place of a class."""
+
 TITLE_PT = 11.0
 LABEL_PT = 10.0
 TICK_PT = 9.0

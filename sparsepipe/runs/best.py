@@ -19,6 +19,9 @@ from sparsepipe.utils.files import PathLike, expanded
 Mode = Literal["max", "min"]
 VALIDATION = "val/accuracy"
 """The figure, a column of the ledger, by which runs are compared if no other is named."""
+NONFINITE = "nonfinite"
+"""Key of results and checkpoints of trainings that went on although loss or weights were no longer
+finite (``trainer.nonfinite=warn``): what was not, and when. Such runs are never the best."""
 _SMALLER = re.compile(r"loss|error|bubble|bytes|(?<!_per)_s(/|$)")
 
 
@@ -54,12 +57,15 @@ def best_of(results: Sequence[Mapping[str, Any]], key: str, *, mode: Mode) -> li
     """The indices of the results with the best value of the figure ``key``, the best run first.
 
     Among runs with the same value, the best is the one that began first; among those that began in
-    the same second, the one whose id comes first. Results without a finite value are skipped.
+    the same second, the one whose id comes first. Results without a finite value are skipped, and
+    so are those of trainings that have diverged (:data:`NONFINITE`).
     """
     numbers = {
         place: float(result[key])
         for place, result in enumerate(results)
-        if is_number(result.get(key)) and math.isfinite(result[key])
+        if result.get(NONFINITE) is None
+        and is_number(result.get(key))
+        and math.isfinite(result[key])
     }
     if not numbers:
         return []

@@ -79,7 +79,7 @@ OF_TASKS = (
     LedgerColumn("profiling_share_of_training", "float64"),
     *_columns("string", "", "evaluated_checkpoint", "differs_from_training", "tested_checkpoint"),
     *_columns("Int64", "", "predicted_files", "unreadable_files"),
-    *_columns("string", "", "first_weights"),
+    *_columns("string", "", "first_weights", "nonfinite"),
     LedgerColumn("schedule", "string"),
     LedgerColumn("microbatches", "Int64"),
     LedgerColumn("recomputed_layers", "string"),

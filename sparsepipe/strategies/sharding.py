@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -240,6 +240,12 @@ class ShardedModule(Generic[_Part]):
         if self.optimizer is not None:
             state = self.optimizer.collect(given=self.given)["state"]
             self.optimizer.restore(process_group.broadcast_object(state))
+
+
+def reading_parameters(strategy: Strategy) -> AbstractContextManager[None]:
+    """Returns the context in which SparsePipe's own code may go through a rank's parameters."""
+    sharded = strategy._sharded if isinstance(strategy, ShardedCheckpoints) else None
+    return nullcontext() if sharded is None else sharded.part.silent()
 
 
 class ShardedCheckpoints(Strategy):

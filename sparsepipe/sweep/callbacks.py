@@ -68,6 +68,8 @@ class SweepEnd(Callback):
             sys.exit(error.exit_code)  # Hydra only warns of other exceptions
         announce(config)
         _running.append(config)
+        if _is_grid(config):
+            _let_grids_end()
         objective, mode = _objective(config)
         if None not in (objective, mode) and mode != mode_of(str(objective)):
             # Optuna minimizes by default, even accuracies.
@@ -266,8 +268,32 @@ def expected_jobs(config: DictConfig, *, begun: int) -> int:
     Sweepers other than Optuna's give all jobs to the launcher at once.
     """
     trials = OmegaConf.select(config, "hydra.sweeper.n_trials")
-    grid = str(OmegaConf.select(config, "hydra.sweeper.sampler._target_")).endswith("GridSampler")
-    return max(begun, trials) if isinstance(trials, int) and not grid else begun
+    return max(begun, trials) if isinstance(trials, int) and not _is_grid(config) else begun
+
+
+def _is_grid(config: DictConfig) -> bool:
+    target = OmegaConf.select(config, "hydra.sweeper.sampler._target_")
+    return str(target).endswith(".GridSampler")
+
+
+def _let_grids_end() -> None:
+    """Lets Optuna's sweeper write the best of a grid whose last trial has failed.
+
+    After the last trial, the sampler stops the study, which raises a RuntimeError outside of
+    Optuna's own loop. The sweeper ignores that error only if the trial has a value.
+    """
+    from optuna.samplers import GridSampler  # an extra
+
+    after_trial = GridSampler.after_trial
+
+    def after(*args: Any, **kwargs: Any) -> None:
+        try:
+            after_trial(*args, **kwargs)
+        except RuntimeError as error:
+            if "Study.stop" not in str(error):
+                raise
+
+    GridSampler.after_trial = after  # type: ignore[method-assign]
 
 
 def failures(records: Sequence[JobRecord], texts: Sequence[str], *, total: int) -> Iterator[str]:

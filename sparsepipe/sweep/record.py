@@ -22,8 +22,9 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 
 from sparsepipe.config.check import check_fields
-from sparsepipe.errors import REMEDY, DataError, SparsePipeError
-from sparsepipe.runs.best import without_figure
+from sparsepipe.errors import REMEDY, DataError, DivergedError, SparsePipeError
+from sparsepipe.runs.best import NONFINITE, without_figure
+from sparsepipe.runs.metrics import read_rows
 from sparsepipe.utils import reading
 from sparsepipe.utils.arguments import is_number
 from sparsepipe.utils.files import read_mapping, write_json
@@ -208,11 +209,22 @@ def scored(directory: str, value: float | None) -> str:
 def objective_value(directory: Path, objective: str | None) -> float | None:
     """The value of the figure ``objective`` in a run's result; None if ``objective`` is None.
 
-    Raises a ConfigError if the result lacks this figure.
+    Raises a ConfigError if the result lacks this figure, and a DivergedError if the figure, or the
+    loss or weights of the training, were not finite.
     """
     if objective is None:
         return None
     result = read_mapping(directory / "result.json")
+    found = result.get(NONFINITE)
+    if found is None and result.get(objective, 0) is None:  # as is written what is not finite
+        rows = read_rows(directory / "metrics.csv")
+        if rows and not math.isfinite(float(rows[-1].get(objective) or 0)):
+            found = f"{objective} is {rows[-1][objective]} in the last epoch"
+    if found is not None:
+        raise DivergedError(
+            f"the training has diverged, so its {objective} does not count: {found}",
+            remedy=f"search among other values, such as lower learning rates; see {directory}",
+        )
     figures = [key for key, value in result.items() if is_number(value)]
     if objective not in figures:
         raise without_figure(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sparsepipe.runs.best import Mode, best_of, mode_of
+from sparsepipe.runs.best import NONFINITE, Mode, best_of, mode_of
 from sparsepipe.runs.ledger_table import plan_text
 from sparsepipe.sweep.record import Status
 from sparsepipe.utils.files import markdown_table
@@ -64,6 +64,7 @@ _RATE, _SHARE, _RATIO_TEXT, _MS = (
 )
 _FIGURES = (
     _Figure("val accuracy", "val/accuracy", _SHARE),
+    _Figure("not finite", NONFINITE),
     _Figure("kind", "kind"),
     _Figure("ranks", "ranks"),
     _Figure("plan", "plan"),

@@ -10,6 +10,7 @@ from typing import Any
 
 from sparsepipe.config.run_spec import flatten, is_below, read_settings
 from sparsepipe.errors import ConfigError, DataError, NoRunsError
+from sparsepipe.runs.best import NONFINITE
 from sparsepipe.runs.ledger import run_directories
 from sparsepipe.runs.ledger_table import ALWAYS, OF_TASKS, ordered
 from sparsepipe.runs.metrics import read_rows
@@ -143,6 +144,8 @@ def _parts(runs: Sequence[ComparedRun]) -> Iterator[str]:
         if not run.directory.done.exists():
             epochs = len(read_rows(run.directory.metrics))
             yield f"{run.label} is unfinished ({epochs} epochs so far) and has no results yet"
+        if (found := run.result.get(NONFINITE)) is not None:
+            yield f"{run.label} has diverged, so it is not to be chosen: {found}"
     if differing := settings_that_differ(runs):
         yield "Where the configurations differ:"
         yield markdown_table(head, differing)

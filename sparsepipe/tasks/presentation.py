@@ -170,7 +170,9 @@ def log_test(run: ResolvedRun, module: pl.LightningModule, values: Mapping[str, 
         parts.append(f"mean IoU {100 * values['test/mean_iou']:.1f} %")
     counts_KK = getattr(module, "test_confusion", None)
     if counts_KK is not None:
-        parts.append(f"{int(counts_KK.sum()):,} {_counted(values)}")
+        lost = int(counts_KK[:, len(counts_KK) :].sum())
+        wrong = f", of which {lost:,} have a prediction that is not finite: wrong" if lost else ""
+        parts.append(f"{int(counts_KK.sum()):,} {_counted(values)}{wrong}")
     if values.get("inference_shapes_per_s"):
         parts.append(f"inference {values['inference_shapes_per_s']:,.0f} shapes/s")
     if parts:
@@ -267,6 +269,8 @@ def write_predictions(
     """If the module has kept predictions, writes ``predictions.csv``: the file, class, predicted
     class and its probability for each test sample, in the order of the split.
     """
+    from sparsepipe.plots import style
+
     found = getattr(module, "test_predictions", None)
     if found is None:
         return
@@ -277,8 +281,8 @@ def write_predictions(
         {
             "file": file,
             "class": classes[values["label"][row]],
-            "predicted": classes[values["prediction"][row]],
-            "probability": values["probability"][row],
+            "predicted": style.NOT_FINITE if (k := values["prediction"][row]) < 0 else classes[k],
+            "probability": "" if k < 0 else values["probability"][row],
         }
         for row, file in enumerate(files)
     ]

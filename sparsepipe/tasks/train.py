@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sparsepipe.callbacks import (
+    FiniteOnly,
     Measured,
     MetricsCsv,
     ResumableLoaders,
@@ -28,6 +29,7 @@ from sparsepipe.config.finished_run import CLASSES, recorded_settings
 from sparsepipe.errors import CheckpointError, ConfigError, DataError, SparsePipeError
 from sparsepipe.models import Classifier
 from sparsepipe.partition.explanation import rank_times
+from sparsepipe.runs.best import NONFINITE
 from sparsepipe.runs.checkpoints import (
     find_checkpoint,
     first_weights,
@@ -101,6 +103,7 @@ class Train(Task):
             "config": recorded_settings(spec.to_dict()),
             "versions": versions(),
         }
+        finite = FiniteOnly(spec.trainer.nonfinite)
         checkpoint = RunCheckpoint(
             run.directory,
             monitor=self.monitor,
@@ -108,11 +111,17 @@ class Train(Task):
             resume=resume,
             record=record,
             loaders=loaders,
+            finite=finite,
         )
         timer, start = TestTimer(), StartLine(run)
         trace = [Trace()] if spec.trainer.trace else []
-        callbacks = [timer, start, run.keep_plan(), loaders, MetricsCsv(run.directory.metrics)]
-        callbacks += [StopOnSignal(run.watch, checkpoint), checkpoint, *trace]
+        callbacks = [finite, timer, start, run.keep_plan(), loaders]
+        callbacks += [
+            MetricsCsv(run.directory.metrics),
+            StopOnSignal(run.watch, checkpoint),
+            checkpoint,
+            *trace,
+        ]
         trainer = run.trainer(callbacks)
         start.test_shapes = _check_splits(run, trainer, data, test=self.test)
         for logger in trainer.loggers:
@@ -123,7 +132,9 @@ class Train(Task):
         if fitted:  # by an earlier process
             done = read_mapping(run.directory.fitted)
         else:
-            done = _fit(run, trainer, module, data, checkpoint=checkpoint, resume=resume)
+            done = _fit(
+                run, trainer, module, data, checkpoint=checkpoint, finite=finite, resume=resume
+            )
             if trace:
                 _write_trace(run, trace[0].gathered())
         values = {**facts, **training_values(run), **done}
@@ -237,6 +248,7 @@ def _fit(
     data: pl.LightningDataModule,
     *,
     checkpoint: RunCheckpoint,
+    finite: FiniteOnly,
     resume: Resume | None,
 ) -> dict[str, Any]:
     """Trains, and returns values for ``result.json``."""
@@ -263,6 +275,8 @@ def _fit(
         **plan_values(run, trainer),
         **kept_values(run),
     }
+    if found := finite.agreed():
+        done[NONFINITE] = found
     if process_group.rank() == 0 and run.directory.last.exists():
         # If a callback ended the training early, a rerun would not otherwise know that it is over.
         write_json(run.directory.fitted, done)

@@ -1,0 +1,135 @@
+"""Ends a training whose loss or weights are no longer finite."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from sparsepipe.errors import DivergedError
+from sparsepipe.runs.best import NONFINITE
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.strategies.sharding import reading_parameters
+
+log = logging.getLogger(__name__)
+
+
+class FiniteOnly(pl.Callback):
+    """Ends a training whose loss or weights are no longer finite, or warns of it once.
+
+    Each rank looks at every loss before its backward pass, and at the trained parameters that it
+    holds after an epoch and before a validation or a checkpoint. On a GPU it reads the losses of
+    ``log_every_n_steps`` steps together, so that the CPU does not wait for each step. With a
+    gradient scaler, which skips updates whose gradients overflow, it looks at unscaled losses after
+    the step.
+
+    Args:
+        action: ``stop`` raises a :class:`sparsepipe.errors.DivergedError`; ``warn`` logs it.
+
+    Attributes:
+        weights_are_finite: whether those of all ranks were finite after the last epoch.
+    """
+
+    def __init__(self, action: Literal["stop", "warn"] = "stop") -> None:
+        self._stops = action == "stop"
+        self._found: str | None = None
+        self.weights_are_finite = True
+        self._losses: list[tuple[str, Tensor]] = []
+
+    @override
+    def on_before_backward(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
+    ) -> None:
+        if not _is_scaled(trainer):
+            self._note(trainer, loss)
+
+    @override
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
+    ) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if _is_scaled(trainer) and isinstance(loss, Tensor):
+            self._note(trainer, loss)
+
+    @override
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._look(trainer, pl_module)
+
+    @override
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        are_finite = self._look(trainer, pl_module)
+        if not self._stops:  # else this rank would have raised an error
+            self.weights_are_finite = not process_group.highest(not are_finite)
+
+    @override
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._look(trainer, pl_module)
+        if found := self.agreed():
+            checkpoint[NONFINITE] = found
+
+    @override
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._found = checkpoint.get(NONFINITE)
+
+    def agreed(self) -> str | None:
+        """Returns what any rank has found not to be finite first, if anything; collective."""
+        if self._stops:
+            return self._found
+        return next(filter(None, process_group.gather_objects(self._found)), None)
+
+    def _note(self, trainer: pl.Trainer, loss: Tensor) -> None:
+        self._losses.append((_moment(trainer), loss.detach()))
+        if loss.device.type == "cpu" or len(self._losses) >= trainer.log_every_n_steps:  # type: ignore[attr-defined]
+            self._read()
+
+    def _read(self) -> None:
+        losses, self._losses = self._losses, []
+        if not losses:
+            return
+        finite = torch.stack([loss.isfinite().all() for _, loss in losses]).tolist()
+        if not all(finite):
+            moment, loss = losses[finite.index(False)]
+            self._report(f"the loss is {float(loss.sum())} in {moment}")
+
+    def _look(self, trainer: pl.Trainer, module: pl.LightningModule) -> bool:
+        """Reads the losses; returns whether the parameters that this rank trains are finite."""
+        self._read()
+        with reading_parameters(trainer.strategy):
+            trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if not trained:
+            return True
+        finite = torch.stack([p.detach().isfinite().all() for _, p in trained]).tolist()
+        if not all(finite):
+            name = trained[finite.index(False)][0]
+            self._report(f"the parameter {name} is not finite after {_moment(trainer)}")
+        return all(finite)
+
+    def _report(self, found: str) -> None:
+        if self._stops:
+            raise DivergedError(
+                f"the training has diverged: {found}",
+                remedy="lower the learning rate (optim.optimizer.lr), clip gradients "
+                "(trainer.gradient_clip_val), choose another trainer.precision, or check the data; "
+                "trainer.nonfinite=warn goes on all the same",
+            )
+        if self._found is None:
+            log.warning("%s; the training goes on, since trainer.nonfinite=warn", found)
+            self._found = found
+
+
+def _is_scaled(trainer: pl.Trainer) -> bool:
+    return getattr(trainer.precision_plugin, "scaler", None) is not None
+
+
+def _moment(trainer: pl.Trainer) -> str:
+    batch = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    return f"epoch {trainer.current_epoch + 1}, batch {batch}"
