@@ -6,16 +6,18 @@ import csv
 import importlib.util
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from sparsepipe.config import compose
-from sparsepipe.sweep.callbacks import SweepSearch, SweepTable
+from sparsepipe.sweep.callbacks import SweepEnd, SweepSearch, SweepTable
 from sparsepipe.utils.files import read_json, write_json
 from tests.support.command_line import Shell, composed
 from tests.support.sweep_cases import leave_record
@@ -210,6 +212,29 @@ def test_optuna_searches_what_an_experiment_sweeps(experiment: str) -> None:
     _, fixed = create_params_from_overrides([*swept, *given])
     assert fixed == {"scale": "desk", "paper/network": "sparse", "++data.resolution": "32"}
     assert set(fixed) - {"scale"} <= set(searched), "by the same names, which is how they give way"
+
+
+@needs("optuna")
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_best_of_a_grid_is_written_whichever_job_fails(tmp_path: Path, failing: int) -> None:
+    """Optuna's sweeper with jobs that are not run."""
+    config = with_hydra("experiment=table2", *GRID[len(PLANS) + 1 :], f"hydra.sweep.dir={tmp_path}")
+    config.hydra.sweeper.params = {"seed": "choice(0, 1)"}
+    SweepEnd().on_multirun_start(config)
+    sweeper = instantiate(config.hydra.sweeper).sweeper
+    tried: list[str] = []
+
+    def launch(overrides: list[tuple[str, ...]], **_: int) -> list[JobReturn]:
+        tried.append(overrides[0][0])
+        value = None if len(tried) - 1 == failing else 0.5
+        return [JobReturn(_return_value=value, status=JobStatus.COMPLETED)]
+
+    sweeper.config, sweeper.sweep_dir = config, str(tmp_path)
+    sweeper.hydra_context, sweeper.launcher = object(), SimpleNamespace(launch=launch)
+    sweeper.sweep([])
+    found = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())
+    assert found["best_value"] == 0.5
+    assert found["best_params"] == {"seed": int(tried[1 - failing][-1])}
 
 
 @pytest.mark.parametrize(

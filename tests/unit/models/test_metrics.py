@@ -12,7 +12,16 @@ from torchmetrics.classification import (
     MulticlassJaccardIndex,
 )
 
-from sparsepipe.models.metrics import IGNORED, Accuracy, Confusion, MeanIoU, Predictions, ious_of
+from sparsepipe.models.metrics import (
+    IGNORED,
+    UNPREDICTED,
+    Accuracy,
+    Confusion,
+    MeanIoU,
+    Predictions,
+    ious_of,
+    predictions_of,
+)
 
 CLASSES = 4
 
@@ -50,6 +59,35 @@ def test_they_are_torchmetrics(size: tuple[int, ...], ignored: bool) -> None:
         theirs.reset()
         theirs.update(*batch)
         torch.testing.assert_close(mine.compute(), theirs.compute())
+
+
+@pytest.mark.parametrize("size", [(), (4, 5)])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_wrong(size: tuple[int, ...], bad: float) -> None:
+    """As a prediction of a further class, which no sample has; -inf of some classes is right."""
+    mine = (Accuracy(), Confusion(CLASSES), MeanIoU(CLASSES))
+    theirs = (
+        MulticlassAccuracy(CLASSES + 1, average="micro"),
+        MulticlassConfusionMatrix(CLASSES + 1),
+        MulticlassJaccardIndex(CLASSES + 1, average="none"),
+    )
+    for logits, label in batches(size, ignored=False):
+        logits[0, 1], logits[1, 2] = bad, -math.inf
+        predicted = logits.argmax(1)
+        predicted[0] = CLASSES
+        for one, other in zip(mine, theirs, strict=True):
+            one.update(logits, label)
+            other.update(predicted, label)
+    assert mine[0].compute() == theirs[0].compute()
+    assert torch.equal(mine[1].compute(), theirs[1].compute()[:-1])
+    torch.testing.assert_close(mine[2].compute(), theirs[2].compute()[:-1].mean())
+    all_bad = torch.full((2, CLASSES), bad)
+    found = predictions_of({"index": torch.arange(2), "label": torch.zeros(2).long()}, all_bad)
+    assert found["prediction"].tolist() == [UNPREDICTED] * 2
+    assert found["probability"].isnan().all()
+    mine[1].reset()
+    mine[1].update(all_bad, torch.zeros(2).long())
+    assert mine[1].compute().sum(0).tolist() == [0] * CLASSES + [2]
 
 
 def test_a_class_that_nobody_saw_has_no_iou() -> None:

@@ -95,6 +95,8 @@ def test_figures_by_their_names() -> None:
     assert {mode_of(key) for key in larger} == {"max"}
     assert best_of(results(None, float("nan"), True, "2"), "v", mode="max") == []
     assert best_of(results(1, 3.0, None, 3, float("inf")), "v", mode="max") == [1, 3]
+    diverged = {"v": 4, "nonfinite": "the loss is nan in epoch 1, batch 1"}
+    assert best_of([diverged, *results(1, 3)], "v", mode="max") == [2]
 
 
 def test_of_equal_runs_the_one_that_was_begun_first_is_the_best() -> None:

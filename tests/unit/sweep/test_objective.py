@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.errors import ConfigError
+from sparsepipe.errors import ConfigError, DivergedError
 from sparsepipe.sweep.job import run_swept
 from sparsepipe.sweep.record import (
     JobRecord,
@@ -64,6 +64,16 @@ def test_nobody_is_led_to_the_test_for_want_of_a_validation(run: Path) -> None:
         objective_value(run, "val/accuracy")
     assert "train with data.val_share above 0" in refused.value.remedy
     assert "test/" not in str(refused.value)
+
+
+def test_a_validation_that_is_not_finite_is_called_so(run: Path) -> None:
+    """Nobody is told to validate who did; a blank cell is an epoch without a validation."""
+    write_json(run / "result.json", {"val/loss": float("nan"), "val/accuracy": None})
+    (run / "metrics.csv").write_text("epoch,step,val/loss,val/accuracy\n0,4,0.5,0.5\n1,8,nan,\n")
+    with pytest.raises(DivergedError, match="val/loss is nan in the last epoch"):
+        objective_value(run, "val/loss")
+    with pytest.raises(ConfigError, match="is not a number"):
+        objective_value(run, "val/accuracy")
 
 
 @pytest.fixture
