@@ -194,7 +194,8 @@ class RunCheckpoint(Checkpoint):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best = state_dict["best"]
+        best = state_dict["best"]  # NaN in files of older versions, which nothing would exceed
+        self.best = best if best is not None and math.isfinite(best) else None
 
 
 def _own_buffers(trainer: pl.Trainer) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -24,9 +24,8 @@ class FiniteOnly(pl.Callback):
 
     Each rank looks at every loss before its backward pass, and at the trained parameters that it
     holds after an epoch and before a validation or a checkpoint. On a GPU it reads the losses of
-    ``log_every_n_steps`` steps together, so that the CPU does not wait for each step. With a
-    gradient scaler, which skips updates whose gradients overflow, it looks at unscaled losses after
-    the step.
+    ``log_every_n_steps`` steps together, so that the CPU does not wait for each step. A gradient
+    scaler skips updates whose gradients overflow; with one, unscaled losses are looked at after it.
 
     Args:
         action: ``stop`` raises a :class:`sparsepipe.errors.DivergedError`; ``warn`` logs it.
@@ -93,11 +92,8 @@ class FiniteOnly(pl.Callback):
 
     def _read(self) -> None:
         losses, self._losses = self._losses, []
-        if not losses:
-            return
-        finite = torch.stack([loss.isfinite().all() for _, loss in losses]).tolist()
-        if not all(finite):
-            moment, loss = losses[finite.index(False)]
+        if (first := _first_bad([loss for _, loss in losses])) is not None:
+            moment, loss = losses[first]
             self._report(f"the loss is {float(loss.sum())} in {moment}")
 
     def _look(self, trainer: pl.Trainer, module: pl.LightningModule) -> bool:
@@ -105,25 +101,29 @@ class FiniteOnly(pl.Callback):
         self._read()
         with reading_parameters(trainer.strategy):
             trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        if not trained:
-            return True
-        finite = torch.stack([p.detach().isfinite().all() for _, p in trained]).tolist()
-        if not all(finite):
-            name = trained[finite.index(False)][0]
-            self._report(f"the parameter {name} is not finite after {_moment(trainer)}")
-        return all(finite)
+        if (first := _first_bad([p.detach() for _, p in trained])) is not None:
+            self._report(
+                f"the parameter {trained[first][0]} is not finite after {_moment(trainer)}"
+            )
+        return first is None
 
     def _report(self, found: str) -> None:
         if self._stops:
             raise DivergedError(
                 f"the training has diverged: {found}",
-                remedy="lower the learning rate (optim.optimizer.lr), clip gradients "
-                "(trainer.gradient_clip_val), choose another trainer.precision, or check the data; "
-                "trainer.nonfinite=warn goes on all the same",
+                remedy="lower optim.optimizer.lr, set trainer.gradient_clip_val or another "
+                "trainer.precision, or check the data; trainer.nonfinite=warn goes on all the same",
             )
         if self._found is None:
             log.warning("%s; the training goes on, since trainer.nonfinite=warn", found)
             self._found = found
+
+
+def _first_bad(tensors: Sequence[Tensor]) -> int | None:
+    """Index of the first of ``tensors`` that is not finite; None if all are."""
+    finite = [each.isfinite().all() for each in tensors]
+    found = torch.stack(finite).tolist() if finite else []  # one wait for the device
+    return found.index(False) if False in found else None
 
 
 def _is_scaled(trainer: pl.Trainer) -> bool:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassConfusionMatrix
 
 IGNORED = -100
 """Label of voxels that do not count, as in PyTorch's cross-entropy."""
@@ -53,40 +52,35 @@ class Accuracy(Metric):
         return self.hits.float() / self.total
 
 
-class Confusion(MulticlassConfusionMatrix):
-    """Counts of samples or voxels, true class by row, predicted by column; see
-    :func:`known_columns` for their shape.
+class Confusion(Metric):
+    """Counts of samples or voxels, true class by row, predicted by column; [K, K], or with a
+    further column, [K, K + 1], if some logits were not finite.
 
     Attributes:
         of_voxels: 1 if any process has counted labels of voxels, else 0.
-        unpredicted: counts [K] of labels whose logits are not finite.
     """
 
-    of_voxels: Tensor
+    full_state_update = False
+    confmat: Tensor
     unpredicted: Tensor
+    of_voxels: Tensor
 
     def __init__(self, num_classes: int) -> None:
-        super().__init__(num_classes)
+        super().__init__()
+        for name, shape in (("confmat", (num_classes, num_classes)), ("unpredicted", num_classes)):
+            zeros = torch.zeros(shape, dtype=torch.int64)
+            self.add_state(name, zeros, dist_reduce_fx="sum")
         self.add_state("of_voxels", torch.tensor(0), dist_reduce_fx="max")
-        none = torch.zeros(num_classes, dtype=torch.int64)
-        self.add_state("unpredicted", none, dist_reduce_fx="sum")
 
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Counts a batch of logits ``preds`` and labels ``target``."""
-        if target.dim() > 1:
+    def update(self, logits: Tensor, label: Tensor) -> None:
+        if label.dim() > 1:
             self.of_voxels = torch.ones_like(self.of_voxels)
-            counts = confusion_of(preds, target)
-            self.confmat += counts[:, :-1]
-            self.unpredicted += counts[:, -1]
-            return
-        is_known = predicted(preds) != UNPREDICTED
-        if not is_known.all():
-            self.unpredicted += confusion_of(preds, target)[:, -1]
-            preds, target = preds[is_known], target[is_known]
-        super().update(preds, target)
+        counts = confusion_of(logits, label)
+        self.confmat += counts[:, :-1]
+        self.unpredicted += counts[:, -1]
 
     def compute(self) -> Tensor:
-        return known_columns(torch.cat([super().compute(), self.unpredicted[:, None]], 1))
+        return known_columns(torch.cat([self.confmat, self.unpredicted[:, None]], 1))
 
 
 class MeanIoU(Confusion):

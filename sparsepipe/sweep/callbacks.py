@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -272,28 +272,23 @@ def expected_jobs(config: DictConfig, *, begun: int) -> int:
 
 
 def _is_grid(config: DictConfig) -> bool:
-    target = OmegaConf.select(config, "hydra.sweeper.sampler._target_")
-    return str(target).endswith(".GridSampler")
+    sampler = OmegaConf.select(config, "hydra.sweeper.sampler._target_")
+    return str(sampler).endswith("GridSampler")
 
 
 def _let_grids_end() -> None:
-    """Lets Optuna's sweeper write the best of a grid whose last trial has failed.
-
-    After the last trial, the sampler stops the study, which raises a RuntimeError outside of
-    Optuna's own loop. The sweeper ignores that error only if the trial has a value.
+    """Lets Optuna's sweeper end a grid whose last trial has failed: the sampler then stops the
+    study, an error outside of Optuna's own loop that the sweeper ignores after other trials only.
     """
-    from optuna.samplers import GridSampler  # an extra
+    from optuna.samplers import GridSampler  # of an extra
 
     after_trial = GridSampler.after_trial
 
-    def after(*args: Any, **kwargs: Any) -> None:
-        try:
-            after_trial(*args, **kwargs)
-        except RuntimeError as error:
-            if "Study.stop" not in str(error):
-                raise
+    def after(*args: Any) -> None:
+        with suppress(RuntimeError):
+            after_trial(*args)
 
-    GridSampler.after_trial = after  # type: ignore[method-assign]
+    GridSampler.after_trial = after  # type: ignore[method-assign, assignment]
 
 
 def failures(records: Sequence[JobRecord], texts: Sequence[str], *, total: int) -> Iterator[str]:
