@@ -97,9 +97,9 @@ def _confusion(path: Path) -> Any:
     """Returns the confusion matrix in a CSV file as a Weights & Biases chart."""
     import wandb
 
-    rows = read_csv(path, "actual", "predicted", "shapes")
+    rows = read_csv(path, "actual", "predicted")
     names = list(dict.fromkeys(row[key] for key in ("actual", "predicted") for row in rows))
-    counted = [row for row in rows for _ in range(int(row["shapes"]))]
+    counted = [row for row in rows for _ in range(int(row.get("shapes") or row["voxels"]))]
     return wandb.plot.confusion_matrix(
         y_true=[names.index(row["actual"]) for row in counted],
         preds=[names.index(row["predicted"]) for row in counted],
