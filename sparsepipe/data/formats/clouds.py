@@ -25,8 +25,8 @@ _AXIS = re.compile(
 )
 _MAPPED = [
     (*ground, height)
-    for ground in (("x", "y"), ("easting", "northing"), ("east", "north"))
-    for height in ("z", "elevation", "height", "altitude")
+    for ground in (("x", "y"), ("easting", "northing"), ("east", "north"), ("e", "n"))
+    for height in ("z", "elevation", "elev", "height", "h", "altitude", "alt")
 ]
 _COUNT = re.compile(r"(?:POINTS\s+)?(\d+)\s*")
 """A line of the header that declares how many points follow."""
@@ -98,13 +98,16 @@ def _coordinate_columns(header: list[str], delimiter: str | None, width: int) ->
         text = line.rstrip(padding).lower().lstrip("#/ ").removeprefix("fields ")  # as PCD files
         tab = "\t" if delimiter is None and "\t" in text else delimiter
         fields = [field.strip() for field in text.split(tab)]
-        columns = _named_axes([_UNIT.sub("", field) for field in fields])
+        names = [_UNIT.sub("", field) for field in fields]
+        if tab is None:
+            names = [name for name in names if name]  # without units between them
+        columns = _named_axes(names)
         # One name less than columns is the habit of tables whose rows have names.
-        if columns and (len(fields) == width or not (is_comment or len(fields) == width - 1)):
+        if columns and (len(names) == width or not (is_comment or len(names) == width - 1)):
             return columns
         has_words = any(map(str.isalpha, text))
         if is_comment:  # prose, unless it has one word for each column
-            has_words &= bool(delimiter) and len(fields) == width and " " not in "".join(fields)
+            has_words &= bool(delimiter) and len(names) == width and " " not in "".join(fields)
         if has_words or (not is_comment and len(fields) > 2):
             unknown = line
     if unknown:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,33 +17,25 @@ from sparsepipe.data.formats.polygons import triangulate
 _CONTINUED = re.compile(rb"\\\r?\n")
 
 
-@dataclass(slots=True)
-class _Faces:
-    """Faces of one material; ``widths`` has how many numbers their lines have."""
-
-    corners: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    widths: set[int] = field(default_factory=set)
-
-
 def read_obj(path: Path) -> NDArray[np.float64]:
     """Returns the triangles [T, 3, 3] of an OBJ file's faces, or else its vertices [Q, 3].
 
     Raises:
         ValueError: a line is invalid, or the file has free-form surfaces.
     """
-    vertices, faces_of = list[list[bytes]](), dict[bytes, _Faces]()
-    material = b""
+    vertices, material = list[list[bytes]](), b""
+    # The corners and counts of a material's faces, and how many numbers their lines have.
+    faces_of = dict[bytes, tuple[list[int], list[int], set[int]]]()
     for line in _CONTINUED.sub(b" ", path.read_bytes().removeprefix(BOM_UTF8)).splitlines():
         keyword, *words = line.partition(b"#")[0].split() or [b""]
         if keyword == b"v":
             vertices.append(words[:3])
         elif keyword in (b"f", b"fo"):
-            faces = faces_of.setdefault(material, _Faces())
+            corners, counts, widths = faces_of.setdefault(material, ([], [], set()))
             numbers = [int(word.partition(b"/")[0]) for word in words]
-            faces.corners += [n + len(vertices) if n < 0 else n - 1 for n in numbers]
-            faces.counts.append(len(numbers))
-            faces.widths.add(len(line.replace(b"/", b" ").split()))
+            corners.extend(n + len(vertices) if n < 0 else n - 1 for n in numbers)
+            counts.append(len(numbers))
+            widths.add(len(line.replace(b"/", b" ").split()))
         elif keyword == b"usemtl":
             material = b" ".join(words)
         elif keyword == b"surf":
@@ -53,9 +44,10 @@ def read_obj(path: Path) -> NDArray[np.float64]:
     if not faces_of:
         return vertices_V3
     parts = list[NDArray[np.int64]]()
-    for faces in reversed(faces_of.values()):  # this order, and that of quads, decides sampling
-        triangles_T3, kinds_T = triangulate(vertices_V3, faces.corners, faces.counts)
-        if len(faces.widths) == 1:
+    # Sampling depends on this order, and on that of the triangles of quads.
+    for corners, counts, widths in reversed(faces_of.values()):
+        triangles_T3, kinds_T = triangulate(vertices_V3, corners, counts)
+        if len(widths) == 1:
             triangles_T3 = triangles_T3[kinds_T.argsort(kind="stable")]
         parts.append(triangles_T3)
     triangles_T33: NDArray[np.float64] = vertices_V3[np.concatenate(parts)]

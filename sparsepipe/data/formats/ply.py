@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.data.formats.polygons import triangulate
 
-_HEADER = re.compile(rb"ply\s.*?^end_header[ \t]*\r?\n", re.DOTALL | re.MULTILINE)
+_HEADER = re.compile(rb"(?i:ply)\s.*?^end_header[ \t]*\r?\n", re.DOTALL | re.MULTILINE)
 _LINE = re.compile(
-    r"^(?:format\s+(\S+)|element\s+(\S+)\s+(\d+)|property\s+(?:list\s+(\S+)\s+)?(\S+)\s+(\S+))",
+    r"^(?:format\s+(\S+)|element\s+(\S+)\s+(\S+)|property\s+(?:list\s+(\S+)\s+)?(\S+)\s+(\S+))",
     re.MULTILINE,
 )
 _ORDERS: dict[str, Literal["<", ">"]] = {"binary_little_endian": "<", "binary_big_endian": ">"}
@@ -30,12 +30,8 @@ _Columns = dict[str, tuple[NDArray[np.int64], NDArray[Any]]]
 """How many numbers [N] each row has of a property, and these numbers [C], by its name."""
 
 
-class _Property(NamedTuple):
-    """A property of an element; ``length`` is the type of a list's length, None for one number."""
-
-    name: str
-    dtype: np.dtype[Any]
-    length: np.dtype[Any] | None
+_Property = tuple[str, np.dtype[Any], np.dtype[Any], np.dtype[Any] | None]
+"""A property's name, its type and that in the file, and the type there of a list's length."""
 
 
 def read_ply(path: Path) -> NDArray[np.float64]:
@@ -55,12 +51,10 @@ def read_ply(path: Path) -> NDArray[np.float64]:
         elif element:
             elements[element] = int(rows), []
         else:
-            types = [
-                np.dtype(_TYPES.get(each, each)).newbyteorder(order) if order else np.dtype("f8")
-                for each in (kind, length or "uchar")
-            ]
-            length_type = types[1] if length else None
-            elements[next(reversed(elements))][1].append(_Property(name, types[0], length_type))
+            types = [np.dtype(_TYPES.get(each, each)) for each in (kind, length or kind)]
+            stored = [each.newbyteorder(order) if order else np.dtype("f8") for each in types]
+            properties = elements[next(reversed(elements))][1]
+            properties.append((name, types[0], stored[0], stored[1] if length else None))
     body, at = content[header.end() :], 0
     if not order:
         body = _packed(body, elements)
@@ -80,8 +74,8 @@ def _packed(text: bytes, elements: dict[str, tuple[int, list[_Property]]]) -> by
     for name, (rows, properties) in elements.items():
         for row in range(rows):
             words, needed = next(lines, b"").split(), 0
-            for each in properties:
-                is_list = each.length is not None and needed < len(words)
+            for *_, length in properties:
+                is_list = length is not None and needed < len(words)
                 needed += 1 + (int(words[needed]) if is_list else 0)
             if len(words) < needed:
                 raise ValueError(f"it is cut off in row {row} of the element {name}")
@@ -96,39 +90,40 @@ def _read_element(
 
     If all rows are as long as the first, they are read as a table, which is much faster.
     """
-    start, lengths = at, {each.name: list[int]() for each in properties}
-    values = {each.name: list[bytes]() for each in properties}
+    start, fields = at, list[tuple[Any, ...]]()  # of the first row
+    lengths = {name: list[int]() for name, *_ in properties}
+    values = {name: list[bytes]() for name in lengths}
     for row in range(rows):
-        fields = list[tuple[Any, ...]]()
-        for name, dtype, length in properties:
+        for name, _, dtype, length in properties:
             count = 1
             if length is not None:
-                fields.append((f"{name} length", length))
                 count = int(np.frombuffer(body, length, 1, at)[0])
                 at += length.itemsize
-            fields.append((name, dtype, (count,)))
             lengths[name].append(count)
             values[name].append(body[at : at + count * dtype.itemsize])
             at += count * dtype.itemsize
         if at > len(body) or at <= start:
             raise ValueError(f"it is cut off in row {row} of an element")
         if row == 0 and start + rows * (at - start) <= len(body):
+            for name, _, dtype, length in properties:
+                fields += [(f"{name} length", length)] if length else []
+                fields.append((name, dtype, (lengths[name][0],)))
             table = np.frombuffer(body, np.dtype(fields), rows, start)
-            sizes = [table[f"{each.name} length"] for each in properties if each.length]
+            sizes = [table[f"{name} length"] for name, *_, length in properties if length]
             if all((size_N == size_N[0]).all() for size_N in sizes):
                 lengths = {name: found * rows for name, found in lengths.items()}
                 values = {name: [table[name].tobytes()] for name in values}
                 at = start + table.nbytes
                 break
     return {
-        name: (np.array(lengths[name]), np.frombuffer(b"".join(values[name]), dtype))
-        for name, dtype, _ in properties
+        name: (np.array(lengths[name]), np.frombuffer(b"".join(values[name]), stored).astype(dtype))
+        for name, dtype, stored, _ in properties
     }, at
 
 
 def _shape(columns: dict[str, _Columns]) -> NDArray[np.float64]:
     """Returns the triangles of the elements ``face`` and ``tristrips``, or else the vertices."""
-    vertex = columns.get("vertex", {})
+    vertex = columns.pop("vertex", {})
     if not {*"xyz"} <= {*vertex}:
         raise ValueError("it has no vertices with x, y and z")
     vertices_V3 = np.column_stack([vertex[axis][1] for axis in "xyz"]).astype(np.float64)

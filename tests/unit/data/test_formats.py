@@ -326,7 +326,7 @@ def test_a_concave_face_is_covered_once(tmp_path: Path, name: str, suffix: str) 
 def test_convex_faces_are_cut_as_by_trimesh(tmp_path: Path, suffix: str, corners: set[int]) -> None:
     faces = [[0, 4, 5, 1], [8, 12, 13, 14, 10], [1, 5, 6], [2, 6, 7, 3], [4, 8, 9, 10, 6]]
     taken = [face for face in faces if len(face) in corners]
-    head, *lines = as_mesh(suffix, GRID_V3, taken).split(b"\nf ")
+    head, *lines = as_mesh(suffix, np.array(GRID_V3) / 10, taken).split(b"\nf ")
     materials = [b"\nusemtl %d\nf " % (n % 2) + line for n, line in enumerate(lines)]
     (path := tmp_path / f"grid.{suffix}").write_bytes(head + b"".join(materials))
     expected_T33 = trimesh.load_scene(path, process=False).to_mesh().triangles
