@@ -14,13 +14,17 @@ from sparsepipe.spatial.normalization import recomputing
 from sparsepipe.spatial.shard import (
     Shard,
     alike,
+    as_meta,
+    computed_whole,
+    cut,
     function_rule,
     local_of,
+    named_functions,
     own_part,
     shard_of,
-    uncut,
     whole,
     whole_shape,
+    widest,
     without_rule,
 )
 
@@ -53,38 +57,14 @@ is_meta is_mkldnn is_mps is_xpu retains_grad
 """.split()  # noqa: SIM905
 
 
-_ALONG: dict[str, tuple[int, int | None]] = {
-    **dict.fromkeys("softmax log_softmax softmin cumsum cumprod narrow".split(), (0, None)),  # noqa: SIM905
-    **dict.fromkeys("chunk split tensor_split".split(), (1, 0)),  # noqa: SIM905
-    **{"glu": (0, -1), "normalize": (1, 1)},
-}
-"""Functions along one dimension: index of the argument ``dim`` after the input, and its default."""
-
-
-def _named(names: Sequence[str]) -> list[Any]:
-    found = []
-    for name in names:
-        for where in (torch, Tensor, F, torch.special):
-            function = getattr(where, name, None)
-            if function is not None and function not in found:
-                found.append(function)
-    return found
-
-
-@function_rule(*_named(_ONE))
+@function_rule(*named_functions(_ONE))
 def _each_position(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    flat = [each for each in [*args, *kwargs.values()] if isinstance(each, Tensor)]
-    shards = [each for each in flat if isinstance(each, Shard)]
     name = str(getattr(func, "__name__", func))
     in_place = name.endswith("_") and not name.endswith("__")
-    if (in_place and not isinstance(args[0], Shard)) or kwargs.get("out") is not None:
+    if in_place and not isinstance(args[0], Shard):
         raise without_rule(f"{name}, which would write a shard into a plain tensor,")
-    first = shards[0] if len(shards) == 1 else max(shards, key=lambda shard: shard.dim())
-    for other in shards:
-        if (other.dims, other.full) != (first.dims, first.full) or other.grid is not first.grid:
-            shapes = f"{list(whole_shape(first))} and {list(whole_shape(other))}"
-            raise without_rule(f"{name} of shards of {shapes}")
-
+    in_place |= name.startswith("__i") and name != "__invert__" and isinstance(args[0], Shard)
+    first = args[0] if in_place else widest((args, kwargs))
     cut = Shard if func in (F.prelu, torch.prelu) else Tensor  # prelu's weight is per channel
     parts, named = tree_map_only(cut, lambda each: own_part(each, first), (args, kwargs))
     result = func(*parts, **named)
@@ -106,7 +86,7 @@ def _converted(func: Callable[..., Any], value: Tensor, *args: Any, **kwargs: An
 
 
 @function_rule(
-    *_named(_SAME),
+    *named_functions(_SAME),
     *(getattr(Tensor, name).__get__ for name in _PROPERTIES if hasattr(Tensor, name)),
     Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
     torch.autograd.backward,
@@ -135,7 +115,7 @@ _RULES_OF_ONE_LINE: tuple[tuple[list[Any], Callable[..., Any]], ...] = (
         ),
     ),
     (
-        _named(["new_empty", "new_zeros", "new_ones", "new_tensor", "new_full"]),
+        named_functions(["new_empty", "new_zeros", "new_ones", "new_tensor", "new_full"]),
         lambda func, shard, *args, **kwargs: func(local_of(shard), *args, **kwargs),
     ),
 )
@@ -151,29 +131,14 @@ def _grad(_: Any, shard: Shard) -> Tensor | None:
     return alike(grad, shard)
 
 
-@function_rule(*_named([*_ALONG]))
-def _along_one(func: Callable[..., Any], input: Shard, *args: Any, **kwargs: Any) -> Any:
-    name = func.__name__
-    place, default = _ALONG[name]
-    dim = kwargs.get("dim", args[place] if len(args) > place else default)
-    if dim is None:  # a softmax's, chosen as in PyTorch by the number of dimensions
-        dim = 0 if input.dim() in (1, 3) else 1
-    uncut(input, dim, f"{name} along")
-    found = func(local_of(input), *args, **kwargs)
-    return tree_map_only(Tensor, lambda each: alike(each, input), found)
-
-
 @function_rule(torch.cat, torch.concat, torch.concatenate)
 def _cat(_: Any, tensors: Sequence[Tensor], dim: int = 0, **more: Any) -> Any:
     first = next(each for each in tensors if isinstance(each, Shard))
-    place = uncut(first, more.get("axis", dim), "cat along")
-    for each in tensors:
-        if isinstance(each, Shard) and (each.dims, each.full) != (first.dims, first.full):
-            raise RuntimeError(
-                f"Sizes of tensors must match except in dimension {place}: "
-                f"{list(whole_shape(first))} and {list(whole_shape(each))}"
-            )
-    return alike(torch.cat([own_part(each, first) for each in tensors], place), first)
+    dim = more.get("axis", dim)
+    torch.cat(as_meta(tensors), dim)  # raises PyTorch's errors
+    if (dim if dim < 0 else dim - local_of(first).dim()) in first.dims:
+        return computed_whole(torch.cat, (tensors, dim), {})
+    return alike(torch.cat([own_part(each, first) for each in tensors], dim), first)
 
 
 @function_rule(
@@ -195,49 +160,65 @@ def _permuted(func: Callable[..., Tensor], input: Shard, *args: Any, **kwargs: A
     *(torch.flatten, Tensor.flatten, torch.unflatten, Tensor.unflatten),
     *(torch.squeeze, Tensor.squeeze, torch.unsqueeze, Tensor.unsqueeze),
 )
-def _reshaped(func: Callable[..., Tensor], shard: Shard, *args: Any, **kwargs: Any) -> Any:
+def _reshaped(func: Callable[..., Tensor], input: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Returns a shard if the last dimensions, from the first cut one on, stay; else the whole."""
-    given = [each.shape if isinstance(each, Tensor) else each for each in args]
-    if func in (Tensor.view_as, Tensor.reshape_as):
-        func = Tensor.reshape
-    like = torch.empty(whole_shape(shard), dtype=local_of(shard).dtype, device="meta")
-    found = func(like, *given, **kwargs)
+    like, given, named = as_meta((input, args, kwargs))
+    found = func(like, *given, **named)
+    shape = list(found.shape)
+    if not isinstance(input, Shard):  # viewed as a shard
+        return input.reshape(shape)
     if found.dtype != like.dtype:
         raise without_rule("a view of another dtype")
-    shape, local, count = list(found.shape), local_of(shard), -min(shard.dims)
+    local, count = local_of(input), -min(input.dims)
     if len(shape) >= count and shape[-count:] == list(like.shape)[-count:]:
-        sizes = [*shape[:-count], *local.shape[-count:]]
-        return shard_of(local.reshape(sizes), shard.grid, shard.dims, shard.full)
-    return whole(shard).reshape(shape)
+        return alike(local.reshape([*shape[:-count], *local.shape[-count:]]), input)
+    return whole(input).reshape(shape)
 
 
 @function_rule(Tensor.__getitem__)
-def _getitem(_: Any, input: Shard, index: Any) -> Any:
-    """Indexes with slices, ints, None and ``...``; in cut dimensions, only with a full slice."""
+def _getitem(_: Any, input: Tensor, index: Any) -> Any:
+    """Indexes the shard where cut dimensions stay as they are or are cropped, else the whole."""
     given = list(index) if isinstance(index, tuple) else [index]
-    ndim = local_of(input).dim()
-    if any(
-        not (each is None or each is Ellipsis or isinstance(each, int | slice)) for each in given
-    ):
-        raise without_rule("indexing with tensors or lists")
+    simple = (int, slice, type(None), type(...))
+    if not isinstance(input, Shard) or any(type(each) not in simple for each in given):
+        return computed_whole(Tensor.__getitem__, (input, index), {})
+    as_meta(input)[index]  # raises PyTorch's errors
+    sizes, left = input.shape, len(input.shape)
+    place = given.index(Ellipsis) if Ellipsis in given else len(given)
     named = sum(each is not None and each is not Ellipsis for each in given)
-    rest = [slice(None)] * (ndim - named)
-    if Ellipsis in given:
-        place = given.index(Ellipsis)
-        given[place : place + 1] = rest
-    else:
-        given += rest
-    old, new, kept = 0, 0, {}
-    for each in given:
-        if each is not None:
-            if old - ndim in input.dims and each != slice(None):
-                raise without_rule("indexing a dimension that is cut")
-            if not isinstance(each, int):
-                kept[old - ndim] = new
-            old += 1
-        new += not isinstance(each, int)
-    dims = [kept[dim] - new for dim in input.dims]
-    return shard_of(local_of(input)[tuple(given)], input.grid, dims, input.full)
+    given[place : place + 1] = [slice(None)] * (left - named)
+    is_whole, pads, dims = False, [0, 0] * left, dict[int, int]()
+    for number, each in enumerate(given):
+        if each is None:
+            continue
+        dim, left = -left, left - 1
+        if dim not in input.dims:
+            continue
+        if not isinstance(each, slice):
+            is_whole = True
+            continue
+        start, stop, step = each.indices(sizes[dim])
+        is_whole |= step != 1 or stop <= start
+        pads[-2 * dim - 2], pads[-2 * dim - 1] = -start, stop - sizes[dim]
+        given[number] = slice(None)
+        dims[dim] = -sum(not isinstance(other, int) for other in given[number:])
+    new = [dims[dim] for dim in input.dims if dim in dims]
+    if is_whole:
+        found = whole(input)[index]
+        return cut(found, input.grid, new) if len(new) == len(input.dims) else found
+    if any(pads):
+        input = F.pad(input, pads)
+        assert isinstance(input, Shard)
+    return shard_of(local_of(input)[tuple(given)], input.grid, new, input.full)
+
+
+@function_rule(Tensor.__setitem__)
+def _setitem(_: Any, input: Tensor, index: Any, value: Any) -> None:
+    changed = whole(input).clone() if isinstance(input, Shard) else input
+    index, value = tree_map_only(Shard, whole, (index, value))
+    changed[index] = value
+    if isinstance(input, Shard):
+        local_of(input).copy_(own_part(changed, input))
 
 
 @function_rule(F.linear, F.layer_norm)
@@ -245,7 +226,7 @@ def _over_last(func: Callable[..., Any], input: Shard, over: Any, *args: Any, **
     """Applies ``linear`` (``over``: weight) or ``layer_norm`` (the shape) over uncut dimensions."""
     count = 1 if func is F.linear else len(over)
     if any(-dim <= count for dim in input.dims):
-        raise without_rule(f"{func.__name__} over a dimension that is cut")
+        return computed_whole(func, (input, over, *args), kwargs)
     return alike(func(local_of(input), over, *args, **kwargs), input)
 
 

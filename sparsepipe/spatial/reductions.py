@@ -7,26 +7,32 @@ ranks is a sum over ranks.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from sparsepipe.runtime.collectives.halo import add_up, added_up
 from sparsepipe.spatial.grid import Grid
 from sparsepipe.spatial.shard import (
     Shard,
     alike,
+    as_meta,
+    computed_whole,
     cut,
     function_rule,
     local_of,
+    named_functions,
     own_part,
     shard_of,
     uncut,
     whole,
     whole_shape,
+    widest,
     without_rule,
 )
 
@@ -60,11 +66,9 @@ def widened(dtype: torch.dtype) -> torch.dtype:
 def total(shard: Shard, dims: Sequence[int], how: Callable[..., Tensor]) -> Tensor:
     """Reduces the whole over ``dims``, which include all cut ones and are kept with size 1.
 
-    ``how``: ``torch.sum``, ``torch.mean`` or ``torch.amax``, which gathers the whole. Sums of
-    values of half precision are computed in single precision and rounded once.
+    ``how``: ``torch.sum`` or ``torch.mean``. Sums of values of half precision are computed in
+    single precision and rounded once.
     """
-    if how is torch.amax:
-        return how(whole(shard), dims, keepdim=True)
     local = local_of(shard)
     dtype = how(local.new_zeros(1)).dtype  # PyTorch's choice, under autocast as well
     summed = local.sum(list(dims), keepdim=True, dtype=widened(dtype))
@@ -86,48 +90,101 @@ def _without(local: Tensor, shard: Shard, gone: Sequence[int]) -> Shard:
     return shard_of(local, shard.grid, dims, shard.full)
 
 
-@function_rule(torch.sum, Tensor.sum, torch.mean, Tensor.mean, torch.amax, Tensor.amax)
-def _sum_mean_or_amax(
+@function_rule(torch.sum, Tensor.sum, torch.mean, Tensor.mean)
+def _sum_or_mean(
     func: Callable[..., Tensor],
     input: Shard,
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
     *,
+    axis: int | Sequence[int] | None = None,
     dtype: torch.dtype | None = None,
-) -> Tensor:
+) -> Any:
     shard = input if dtype is None else alike(local_of(input).to(dtype), input)
-    how, count = getattr(torch, func.__name__), local_of(shard).dim()
-    given = [dim] if isinstance(dim, int) else list(dim or range(count))
-    dims = [each - count if each >= 0 else each for each in given]
+    how, dims = getattr(torch, func.__name__), _negative(axis if dim is None else dim, input)
     cut = set(dims) & set(shard.dims)
-    if cut and cut != set(shard.dims):
-        raise without_rule("a reduction over some of the dimensions that are cut")
     if not cut:
         return _without(how(local_of(shard), dims, keepdim=keepdim), shard, [] if keepdim else dims)
+    if cut != set(shard.dims):
+        return computed_whole(how, (shard, dims, keepdim), {}, is_cut=False)
     result = total(shard, dims, how)
     return result if keepdim else result.squeeze(tuple(dims))
 
 
-@function_rule(torch.max, Tensor.max)
-def _max(
-    _: Any, input: Shard, dim: int | Tensor | None = None, keepdim: bool = False, **other: Tensor
-) -> Any:
-    if dim is None and not other:
-        return _sum_mean_or_amax(torch.amax, input)
-    if not isinstance(dim, int):
-        return torch.maximum(input, other.get("other", dim))  # type: ignore[arg-type]
-    place = uncut(input, dim, "max with indices over")
-    gone = [] if keepdim else [place]
-    values, indices = torch.max(local_of(input), dim, keepdim)
-    return torch.return_types.max((_without(values, input, gone), _without(indices, input, gone)))
+def _negative(dim: int | Sequence[int] | None, shard: Shard) -> list[int]:
+    """Returns dimensions, as given to a function, counted from the end; None or (): all."""
+    count = local_of(shard).dim()
+    given = [dim] if isinstance(dim, int) else list(dim or range(count))
+    return [each - count if each >= 0 else each for each in given]
 
 
-@function_rule(torch.argmax, Tensor.argmax)
-def _argmax(_: Any, input: Shard, dim: int | None = None, keepdim: bool = False) -> Any:
-    if dim is None:
-        raise without_rule("argmax over all dimensions")
-    place = uncut(input, dim, "argmax over")
-    return _without(torch.argmax(local_of(input), dim, keepdim), input, [] if keepdim else [place])
+def _table(*rows: tuple[str, int, int | None]) -> dict[str, tuple[int, int | None]]:
+    return {name: (place, default) for names, place, default in rows for name in names.split()}
+
+
+_KEEPING = _table(
+    ("softmax log_softmax softmin cumsum cumprod cummax cummin logcumsumexp narrow", 0, None),
+    ("glu sort argsort", 0, -1),
+    ("chunk split tensor_split", 1, 0),
+    ("topk diff", 1, -1),
+    ("normalize", 1, 1),
+)
+"""Functions along one dimension: index of the argument ``dim`` after the input, and its default."""
+
+_REDUCING = _table(
+    ("var std var_mean std_mean logsumexp amin amax min max prod any all median", 0, None),
+    ("nanmedian argmax argmin nansum nanmean count_nonzero aminmax select", 0, None),
+    ("unbind", 0, 0),
+    ("mode", 0, -1),
+    ("norm vector_norm", 1, None),
+    ("kthvalue", 1, -1),
+    ("cosine_similarity", 1, 1),
+)
+"""The same of functions whose results lack that dimension, or have size 1 in it."""
+
+
+@function_rule(*named_functions([*_KEEPING, *_REDUCING]))
+def _along(func: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Computes each rank's part where no dimension that the function goes along is cut."""
+    name = re.sub("^(linalg|special)_", "", func.__name__)
+    place, default = (_KEEPING | _REDUCING)[name]
+    dim = kwargs.get("dim", kwargs.get("axis", args[place] if len(args) > place else default))
+    if name in ("max", "min") and isinstance(other := kwargs.get("other", dim), Tensor):
+        return getattr(torch, f"{name}imum")(input, other)
+    if "softm" in name and dim is None:  # chosen as in PyTorch by the number of dimensions
+        dim = 0 if input.dim() in (1, 3) else 1
+    if isinstance(dim, bool):  # of var and std: whether they are unbiased
+        dim = None
+    dims = _negative(dim, widest((input, args, kwargs)))
+    if not isinstance(input, Shard) or set(dims) & set(input.dims):
+        return computed_whole(func, (input, *args), kwargs, is_cut=name in _KEEPING)
+    local, count = local_of(input), input.dim()
+    given, named = tree_map_only(Tensor, lambda each: own_part(each, input), (args, kwargs))
+    return tree_map_only(
+        Tensor,
+        lambda each: _without(each, input, dims if each.dim() < count else []),
+        func(local, *given, **named),
+    )
+
+
+_WHOLE = """
+pixel_shuffle pixel_unshuffle flip fliplr flipud roll rot90 index_select gather take_along_dim
+scatter scatter_add expand expand_as broadcast_to repeat tile repeat_interleave masked_select
+nonzero argwhere quantile nanquantile unique unique_consecutive bincount histc equal allclose take
+""".split()  # noqa: SIM905
+"""Functions that are computed on every rank from the whole."""
+
+
+@function_rule(*named_functions(_WHOLE))
+def _whole_only(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return computed_whole(func, args, kwargs)
+
+
+@function_rule(F.one_hot)
+def _one_hot(func: Callable[..., Tensor], input: Shard, num_classes: int = -1) -> Tensor:
+    """Returns the classes in a new last dimension, behind those that are cut."""
+    found = func(whole(input), num_classes).movedim(-1, 0)
+    return cut(found, input.grid, input.dims).movedim(0, -1)
 
 
 @function_rule(
@@ -140,8 +197,9 @@ def _elementwise_loss(
     """Computes a loss's mean or sum over the whole, or a shard for ``reduction="none"``."""
     if kwargs.get("size_average") is not None or kwargs.get("reduce") is not None:
         raise without_rule("a loss with size_average or reduce", why=": give it a reduction")
-    shards = [each for each in [*args, *kwargs.values()] if isinstance(each, Shard)]
-    shard = max(shards, key=lambda each: local_of(each).dim())
+    shard = widest((args, kwargs))
+    meta, more = as_meta((args, kwargs))
+    func(*meta, reduction="none", **more)  # raises PyTorch's errors
     values = [own_part(value, shard) for value in args]
     named = {name: own_part(value, shard) for name, value in kwargs.items()}
     losses = func(*values, reduction="none", **named)
@@ -173,6 +231,9 @@ def _class_loss(
         assert isinstance(target, Shard)
         input = cut(input, target.grid)
     uncut(input, 1, "a loss over classes in")
+    shape = list(input.shape)
+    if list(target.shape) not in (shape, shape[:1] + shape[2:]):
+        return func(whole(input), target, weight)  # raises PyTorch's error
     local = own_part(target, input)
     losses = func(
         local_of(input), local, weight, ignore_index=ignore_index, reduction="none", **smoothing

@@ -19,7 +19,7 @@ from sparsepipe.spatial.reductions import total, widened
 from sparsepipe.spatial.shard import (
     Shard,
     alike,
-    cut,
+    computed_whole,
     function_rule,
     local_of,
     whole,
@@ -29,17 +29,6 @@ from sparsepipe.spatial.shard import (
 
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVG = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
-
-
-@function_rule(F.pixel_shuffle, torch.pixel_shuffle, F.pixel_unshuffle, torch.pixel_unshuffle)
-def by_whole(func: Callable[..., Tensor], input: Shard, *args: Any, **kwargs: Any) -> Shard:
-    """Gathers the whole, computes on every rank what one device would, and cuts the result.
-
-    A rule for rare functions, since every rank needs the memory and the time of one device.
-    """
-    if input.dims != tuple(range(-input.grid.dimensions, 0)):
-        raise without_rule(f"{func.__name__} of permuted dimensions")
-    return cut(func(whole(input), *args, **kwargs), input.grid)
 
 
 def _pool_windows(
@@ -241,10 +230,8 @@ def _interpolate(
     antialias: bool = False,
 ) -> Shard:
     if antialias or mode not in ("nearest", "nearest-exact", "linear", "bilinear", "trilinear"):
-        return by_whole(
-            F.interpolate, input, size, scale_factor, mode, align_corners, recompute_scale_factor,
-            antialias,
-        )  # fmt: skip
+        more = (size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+        return computed_whole(F.interpolate, (input, *more), {})  # type: ignore[no-any-return]
     count = input.dim() - 2
     before = input.shape[2:]
     like = local_of(input).new_zeros([1, 1, *[2] * count])
@@ -303,10 +290,10 @@ def _linear_taps(n: int, m: int, scale: float | None, align_corners: bool) -> _T
 @function_rule(F.pad)
 def _pad(
     _: Any, input: Shard, pad: Sequence[int], mode: str = "constant", value: float | None = None
-) -> Shard:
+) -> Any:
     F.pad(torch.empty(input.shape, device="meta"), pad, mode, value)  # raises PyTorch's errors
     if mode != "constant":
-        return by_whole(F.pad, input, pad, mode)
+        return computed_whole(F.pad, (input, pad, mode), {})
     local, full, grid = local_of(input), list(input.full), input.grid
     pads = list(pad)
     for axis, dim in enumerate(input.dims):
@@ -341,7 +328,7 @@ def _adaptive_pool(
     count = input.dim() - 2
     given = (output_size,) * count if isinstance(output_size, int) else tuple(output_size)
     if any(given[count + dim] != 1 for dim in input.dims):
-        return by_whole(func, input, output_size)
+        return computed_whole(func, (input, output_size), {})
     if "avg" in func.__name__:
         return func(total(input, input.dims, torch.mean), output_size)
     return func(whole(input), output_size)

@@ -16,8 +16,10 @@ from types import GetSetDescriptorType
 from typing import Any, ClassVar, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.spatial.grid import Grid, fetch, moved, whole_on_all
@@ -50,6 +52,8 @@ class Shard(Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func in cls.rules:
+            if kwargs is not None and kwargs.get("out") is not None:
+                raise without_rule(f"{func.__name__} with out")
             return cls.rules[func](func, *args, **(kwargs or {}))
         owner = getattr(func, "__self__", None)  # set for attributes of tensors
         attribute = f"Tensor.{owner.__name__}" if isinstance(owner, GetSetDescriptorType) else ""
@@ -73,6 +77,13 @@ class Shard(Tensor):
         with torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():
             result = func(*args, **(kwargs or {}))
         return result if is_own else alike(result, args[0])
+
+
+def named_functions(names: Sequence[str]) -> list[Any]:
+    """Returns PyTorch's functions and methods of tensors that have these names."""
+    places = (torch, Tensor, F, torch.special, torch.linalg)
+    found = (getattr(place, name, None) for name in names for place in places)
+    return [each for each in dict.fromkeys(found) if each is not None]
 
 
 def function_rule(*functions: Any) -> Callable[[_Rule], _Rule]:
@@ -134,13 +145,42 @@ def whole(shard: Shard) -> Tensor:
 Shard.rules[Grid.gather] = lambda _, grid, local: whole(local)
 
 
-def cut(whole: Tensor, grid: Grid) -> Shard:
-    """Returns this rank's shard of a tensor [..., *spatial] that all ranks have.
+def cut(whole: Tensor, grid: Grid, dims: Sequence[int] | None = None) -> Shard:
+    """Returns this rank's shard of a tensor that all ranks have.
 
     In a rule, this is the inverse of :meth:`Grid.gather`.
+
+    Args:
+        whole: the tensor [..., *spatial].
+        grid: grid to cut it over.
+        dims: dimensions to cut (negative), one for each axis of the grid; None: the last ones.
     """
-    dims = range(-grid.dimensions, 0)
-    return shard_of(grid.part(whole), grid, dims, whole.shape[-grid.dimensions :])
+    dims = range(-grid.dimensions, 0) if dims is None else dims
+    full = [whole.shape[dim] for dim in dims]
+    for axis, dim in enumerate(dims):
+        held = grid.held(axis, whole.shape[dim])
+        whole = whole.narrow(dim, held.start, held.size)
+    return shard_of(whole, grid, dims, full)
+
+
+def computed_whole(
+    func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], *, is_cut: bool = True
+) -> Any:
+    """Gathers the shards among the arguments, and computes on every rank what one device would.
+
+    For rare functions, since every rank needs the memory and the time of one device. With
+    ``is_cut``, results with as many dimensions as the first shard are cut as that one is.
+    """
+    first = next(each for each in tree_leaves((args, kwargs)) if isinstance(each, Shard))
+    given, named = tree_map_only(Shard, whole, (args, kwargs))
+    found, count = func(*given, **named), local_of(first).dim()
+    if not is_cut:
+        return found
+    return tree_map_only(
+        Tensor,
+        lambda each: cut(each, first.grid, first.dims) if each.dim() == count else each,
+        found,
+    )
 
 
 class _Shared(torch.autograd.Function):
@@ -174,16 +214,37 @@ def gathered(shard: Shard) -> Tensor:
     return moved(local_of(shard), moves, shard.grid, keeps_part=True)
 
 
+def widest(arguments: Any) -> Shard:
+    """Returns the shard in a pytree to which the others broadcast."""
+    shards = [each for each in tree_leaves(arguments) if isinstance(each, Shard)]
+    return max(shards, key=lambda each: (local_of(each).dim(), each.full))
+
+
+def as_meta(value: Any) -> Any:
+    """Replaces the tensors in a pytree by meta tensors with the shapes of the wholes.
+
+    A function that is called with these raises PyTorch's errors about shapes on every rank alike.
+    """
+    return tree_map_only(
+        Tensor, lambda each: torch.empty(each.shape, dtype=each.dtype, device="meta"), value
+    )
+
+
 def own_part(value: Any, shard: Shard) -> Any:
     """Returns the part of an argument ``value`` that belongs to this rank's ``shard``.
 
-    It is the local tensor of a shard, the part of a plain tensor that broadcasts to the whole, or
-    any other value as it is.
+    It is the local tensor of a shard that is cut alike, the part of another tensor that broadcasts
+    to the whole, or any other value as it is.
     """
-    if isinstance(value, Shard) or not isinstance(value, Tensor):
-        return local_of(value) if isinstance(value, Shard) else value
+    if not isinstance(value, Tensor):
+        return value
+    if isinstance(value, Shard):
+        cuts = [(each.grid, each.dims, each.full) for each in (value, shard)]
+        if cuts[0] == cuts[1]:
+            return local_of(value)
+        value = whole(value)
     for axis, (dim, full) in enumerate(zip(shard.dims, shard.full, strict=True)):
-        if -dim > value.dim() or value.shape[dim] == 1:
+        if -dim > value.dim() or (value.shape[dim] == 1 and full != 1):
             continue
         held = shard.grid.held(axis, full)
         if value.shape[dim] == full:
