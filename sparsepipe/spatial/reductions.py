@@ -55,6 +55,7 @@ def leave(value: Tensor, grid: Grid) -> Tensor:
     result = value.view_as(value)
     if result.requires_grad:
         result.register_hook(lambda gradient: gradient / grid.size)  # type: ignore[no-untyped-call]
+        result = result.view_as(result)  # whose own gradient, which a step may ask for, is whole
     return result
 
 

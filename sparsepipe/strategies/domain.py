@@ -33,6 +33,7 @@ from sparsepipe.spatial.shard import Shard, gathered
 from sparsepipe.spatial.spatialize import spatialize_layers, unspatialize
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment
+from sparsepipe.strategies.gradients import PartGradients
 from sparsepipe.strategies.sample_shards import SampleShards, stage_of
 from sparsepipe.strategies.sharding import ModulePart, ShardedCheckpoints, ShardedModule
 
@@ -141,6 +142,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         self._ranks: Ranks | None = None
         self._averages: list[tuple[Replicas, dict[str, nn.Parameter]]] = []
         self._waits_for_more = False
+        self._gradients: PartGradients | None = None
 
     @property
     @override
@@ -219,6 +221,10 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         if grid is not None:
             spatialize_layers(module, grid)
         self._connect(module, part, placement, fitting=fitting)
+        if fitting and self.world_size > 1:
+            grid = grid if placement.ranks == 1 else None  # which all compute the same losses
+            self._gradients = PartGradients(module, module.parameters, grid)
+            self._on_teardown.enter_context(self._gradients.watched())
 
     def _connect(
         self, module: pl.LightningModule, part: OwnDomains, placement: Placement, *, fitting: bool
@@ -305,7 +311,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
         """Context in which gradients add up on each rank; the next backward pass averages them."""
-        self._waits_for_more = True
+        self._waits_for_more = self._gradients is None or not self._gradients.seen()
         try:
             yield
         finally:
@@ -313,19 +319,22 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
 
     @override
     def backward(self, *args: Any, **kwargs: Any) -> Any:
-        loss = super().backward(*args, **kwargs)
-        if self._waits_for_more:
-            return loss
-        with torch.no_grad():
-            for replicas, parameters in self._averages:
-                gradients = {name: each.grad for name, each in parameters.items()}
-                for name, gradient in replicas.average(gradients).items():
-                    parameter = parameters[name]
-                    if gradient is None or parameter.grad is None:
-                        parameter.grad = None if gradient is None else gradient.clone()
-                    else:
-                        parameter.grad.copy_(gradient)
-        return loss
+        if self._gradients is None:
+            return super().backward(*args, **kwargs)
+        with self._gradients.finished_by(self._average):
+            return super().backward(*args, **kwargs)
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Averages the ranks' gradients, unless more of them follow before an update."""
+        for replicas, parameters in () if self._waits_for_more else self._averages:
+            gradients = {name: each.grad for name, each in parameters.items()}
+            for name, gradient in replicas.average(gradients).items():
+                parameter = parameters[name]
+                if gradient is None or parameter.grad is None:
+                    parameter.grad = None if gradient is None else gradient.clone()
+                else:
+                    parameter.grad.copy_(gradient)
 
     @override
     def optimizer_step(
@@ -375,7 +384,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
             process_group.destroy_group(group)
         self._groups.clear()
         self._averages.clear()
-        self._sharded = self._ranks = None
+        self._sharded = self._ranks = self._gradients = None
 
 
 def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -18,7 +19,7 @@ import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import StrategyRegistry
 from pytorch_lightning.utilities.seed import isolate_rng
-from torch import nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 from torchmetrics import Metric
 from typing_extensions import override
@@ -31,6 +32,7 @@ from sparsepipe.spatial.shard import Shard, gathered
 from sparsepipe.spatial.spatialize import spatialize_layers, unspatialize
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.data_parallel import DataParallelStrategy
+from sparsepipe.strategies.gradients import PartGradients
 from sparsepipe.strategies.sample_shards import SampleShards, stage_of
 
 log = logging.getLogger(__name__)
@@ -92,7 +94,8 @@ class SpatialStrategy(DataParallelStrategy):
         self.gather_predictions = gather_predictions
         self._metrics: list[tuple[Metric, Any, Any]] = []
         self._shards: SampleShards | None = None
-        self._frozen: list[nn.Parameter] = []
+        self._alone: list[Tensor] = []  # parameters whose gradients DDP does not add up
+        self._gradients: PartGradients | None = None
 
     @property
     @override
@@ -159,7 +162,18 @@ class SpatialStrategy(DataParallelStrategy):
                 if self._replicas == 1:
                     metric.distributed_available_fn = lambda: False
         super().setup(trainer)
-        self._frozen = [each for each in module.parameters() if not each.requires_grad]
+        # DDP ignores parameters that are frozen when training begins, and those outside the module.
+        reduced = {id(each) for each in module.parameters() if each.requires_grad}
+        self._alone = [each for each in self._trained(module) if id(each) not in reduced]
+        if self.grid.size > 1:
+            self._gradients = PartGradients(module, lambda: self._trained(module), self.grid)
+            self._on_teardown.enter_context(self._gradients.watched())
+
+    def _trained(self, module: pl.LightningModule) -> list[Tensor]:
+        """Returns the parameters of the module, and others that an optimizer updates."""
+        groups = [group for each in self.optimizers for group in each.param_groups]
+        others = (each for group in groups for each in group["params"])
+        return list({id(each): each for each in (*module.parameters(), *others)}.values())
 
     @override
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
@@ -190,16 +204,24 @@ class SpatialStrategy(DataParallelStrategy):
         return pytree.tree_map_only(Shard, gathered, found) if self.gather_predictions else found
 
     @override
+    def block_backward_sync(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        if self._gradients is not None and self._gradients.seen():
+            return nullcontext()
+        return super().block_backward_sync()
+
+    @override
     def backward(self, *args: Any, **kwargs: Any) -> Any:
         # DDP's own reduction would not name a missing rank.
         with collective("adding up gradients"):
-            loss = super().backward(*args, **kwargs)
-            # DDP ignores parameters that were frozen when training began, and each rank has only
-            # its part of their gradients.
-            found = [each.grad for each in self._frozen if each.grad is not None]
-            if found and getattr(self.model, "require_backward_grad_sync", True):
-                process_group.average_(found)
-        return loss
+            if self._gradients is None:
+                return super().backward(*args, **kwargs)
+            with self._gradients.finished_by(self._add_up_others):
+                return super().backward(*args, **kwargs)
+
+    def _add_up_others(self) -> None:
+        found = [each.grad for each in self._alone if each.grad is not None]
+        if found and getattr(self.model, "require_backward_grad_sync", True):
+            process_group.average_(found)
 
     @override
     def teardown(self) -> None:
@@ -211,7 +233,8 @@ class SpatialStrategy(DataParallelStrategy):
             self._shards.restore()
             self._shards = None
         self._metrics.clear()
-        self._frozen.clear()
+        self._alone.clear()
+        self._gradients = None
         for group in self._groups:
             process_group.destroy_group(group)
         self._groups.clear()

@@ -140,7 +140,8 @@ NOT_LIGHTNINGS = {
     "_run_exitfuncs", "_processes", "_caches", "_make", "_target_", "_replace", "_asdict",
     "_fields", "_value_", "_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks",
     "_get_iterator", "_current_graph_task_id", "_is_torch_function_enabled",
-    "_DisableTorchDispatch", "_Unpickler",
+    "_DisableTorchDispatch", "_Unpickler", "_engine_run_backward",
+    "_are_functorch_transforms_active", "_global_backward_hooks", "_global_backward_pre_hooks",
 }  # fmt: skip
 """Private names of torch and others, which have their tests where they are used."""
 

@@ -26,6 +26,7 @@ from sparsepipe.runtime.stage import StageLayers
 from sparsepipe.schedule import Plan
 from sparsepipe.spatial.grid import Grid
 from sparsepipe.spatial.spatialize import spatialize_layers, through_shards
+from sparsepipe.strategies.gradients import PartGradients, check_module_hooks
 from sparsepipe.strategies.metrics import Metrics, State
 from sparsepipe.strategies.pipeline.logging import LogReplay, Logs, merge_logs
 from sparsepipe.strategies.pipeline.placeholders import StageModule, check_hooks
@@ -159,6 +160,7 @@ class Pipeline:
         worker: runs this rank's share of every minibatch.
         group: process group of this rank's stage.
         loss: the loss of the last step, or minibatch, that came back to this rank.
+        gradients: refuses what would see parts of gradients, where the stage is a grid.
     """
 
     worker: StageWorker[Any]
@@ -195,6 +197,8 @@ class Pipeline:
         self._replay = LogReplay(module)
         self._kept: list[tuple[Any, Any]] = []  # as :meth:`note` gets them
         self.loss = torch.zeros((), device=module.device)
+        self._is_grid = plan.stages[plan.stage_of(rank)].grid is not None
+        self.gradients = PartGradients(module, tuple, None, within=lambda: part.in_step)
         leads = plan.leader_of(rank) == rank
         self._last_replica = plan.replica_of(rank) if part.is_last and leads else None
         self._reads = plan.stage_of(rank) == 0 and leads
@@ -237,6 +241,8 @@ class Pipeline:
                         "parameter group until it is to learn; or train in two runs",
                     )
                 check_hooks(parameters)
+                if self._is_grid:
+                    check_module_hooks(self._module)
             self._updates.record(self.worker.rounds)
             self.worker.feed(batch, count=count, number=number)
 

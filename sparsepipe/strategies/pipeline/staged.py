@@ -308,6 +308,8 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
             recomputed=self.recomputed,
             group=pipeline.group,
         )
+        if is_grid:
+            self._on_teardown.enter_context(pipeline.gradients.watched())
         pipeline.worker = make_worker(
             plan=plan,
             rank=rank,

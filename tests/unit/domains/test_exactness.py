@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 
 from tests.support.domain_cases import Case, gap, parallel, plain
 from tests.support.processes import run_shared
@@ -13,7 +14,7 @@ BOUND = 1e-12
 
 
 def check(case: Case, **settings: Any) -> None:
-    expected, logged = plain(case)
+    expected, logged = plain(case, **settings)
     for rank, (state, values) in enumerate(run_shared(parallel, case.ranks, case, settings)):
         found = gap(state, expected)
         assert max(found.values()) <= BOUND, (rank, found)
@@ -73,6 +74,24 @@ def test_many_targets_on_many_ranks(
 
 def test_loaders_are_read_in_their_own_order() -> None:
     check(Case(), use_distributed_sampler=True)
+
+
+class Clamping(pl.Callback):
+    """Changes gradients in hooks of parameters, and after each backward pass."""
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        for parameter in pl_module.parameters():
+            parameter.register_hook(lambda gradient: gradient.clamp(-0.005, 0.005))
+
+    def on_after_backward(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        for parameter in pl_module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.clamp_(-0.003, 0.003)
+
+
+def test_code_sees_gradients_of_all_domains() -> None:
+    check(Case(accumulate=2), callbacks=[Clamping()])
+    check(Case(ranks=2, grid=(1, 2)), callbacks=[Clamping()])
 
 
 def test_clipping_and_accumulation() -> None:
