@@ -25,31 +25,24 @@ from tests.support.pipeline_cases import QUIET
 from tests.support.spatial_house import SPATIAL
 
 Job = Callable[..., Path]
+FULL = pytest.mark.full
 STEEP, WARN = "optim.optimizer.lr=1e20", "trainer.nonfinite=warn"
 LOSS, WEIGHTS = "the loss is (nan|inf) in epoch 1, batch ", "the parameter layers.{}.weight is not "
 
 
 class Poison(pl.Callback):
-    """Spoils what one rank has after a number of steps: a batch, or its first parameter."""
+    """Spoils the first parameter of one rank after a number of steps."""
 
-    def __init__(self, *, rank: int, step: int, batch: bool) -> None:
-        self.when, self.batch = (rank, step), batch
+    def __init__(self, *, rank: int, step: int) -> None:
+        self.when = rank, step
 
-    def _spoil(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, **now: bool):
-        if (trainer.global_rank, trainer.global_step) == self.when and self.batch == now["start"]:
-            spoilt = batch["input"] if self.batch else next(module.parameters()).detach()
-            spoilt.fill_(torch.nan)
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        self._spoil(trainer, pl_module, batch, start=True)
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        self._spoil(trainer, pl_module, batch, start=False)
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
+        if (trainer.global_rank, trainer.global_step) == self.when:
+            next(pl_module.parameters()).detach().fill_(torch.nan)
 
 
-def poison(rank: int, step: int, *, batch: bool = False) -> str:
-    words = f"{{_target_: {__name__}.Poison, rank: {rank}, step: {step}, batch: {batch}}}"
-    return f"callbacks={{poison: {words}}}"
+def poison(rank: int, step: int) -> str:
+    return f"callbacks={{poison: {{_target_: {__name__}.Poison, rank: {rank}, step: {step}}}}}"
 
 
 @pytest.mark.usefixtures("networks_for_ranks")
@@ -60,20 +53,17 @@ def poison(rank: int, step: int, *, batch: bool = False) -> str:
         ((poison(0, 16),), WEIGHTS.format(0) + "finite after epoch 2, batch 8"),
         (("parallel=pipeline", "parallel.devices=2", poison(1, 3)), LOSS),
         *(
-            pytest.param(
-                (f"parallel={name}", "parallel.devices=2", fault), found, marks=pytest.mark.full
-            )
+            pytest.param((f"parallel={name}", "parallel.devices=2", fault), found, marks=FULL)
             for name, fault, found in (
-                ("dp", poison(1, 2, batch=True), LOSS + "3"),
+                ("dp", poison(1, 2), LOSS + "3"),
                 ("dp", poison(1, 8), WEIGHTS.format(0)),
-                ("pipeline", poison(0, 2, batch=True), LOSS),
                 ("pipeline", poison(0, 16), WEIGHTS.format(0)),
-                ("gpipe", poison(0, 2, batch=True), LOSS + "3"),
+                ("gpipe", poison(0, 2), LOSS + "3"),
                 ("gpipe", poison(1, 16), WEIGHTS.format(3)),
             )
         ),
-        pytest.param((*SPATIAL, STEEP), LOSS + "2", marks=pytest.mark.full),
-        pytest.param((*DOMAINS, STEEP), LOSS, marks=pytest.mark.full),
+        pytest.param((*SPATIAL, STEEP), LOSS + "2", marks=FULL),
+        pytest.param((*DOMAINS, STEEP), LOSS, marks=FULL),
     ],
 )
 def test_it_is_said_at_once_and_nothing_is_reported(
@@ -103,9 +93,7 @@ def test_a_training_that_goes_on_is_marked_and_never_the_best(job: Job, workplac
     with pytest.raises(DivergedError, match="diverged, so its test/accuracy does not count: the p"):
         objective_value(marked, "test/accuracy")
     told = compare([], width=80, runs=[str(marked), str(good)], where=str(workplace / "outputs"))
-    assert [each.name for each in (marked, good) if f"{each.name} has diverged" in told] == [
-        marked.name
-    ]
+    assert [name for name in (marked.name, good.name) if f"{name} has" in told] == [marked.name]
 
 
 class Scaled(pl.LightningModule):
