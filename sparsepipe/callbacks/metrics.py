@@ -159,8 +159,8 @@ class EpochSums(pl.Callback):
             item = restore_logged(trainer, key, options).to(pl_module.device)
             set_state(item, state)
             set_last_result(item, None if last is None else last.to(pl_module.device))
-            if (metric := item.meta.metric_attribute) is not None:
-                item.value = pl_module.get_submodule(metric)
+            if not item.is_tensor:
+                item.value = pl_module.get_submodule(cast(str, item.meta.metric_attribute))
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

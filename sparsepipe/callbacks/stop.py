@@ -66,11 +66,12 @@ class StopOnSignal(pl.Callback):
             stops = self._agreement.reached(trainer.global_step, requested=own != 0, reason=own)
             signum = self._agreement.reason if stops else 0
         if signum:
-            # Lightning would call the module's own hook after this one.
+            # Lightning would do all this after this hook, first the module's own hook.
             with logging_hook(pl_module, "on_train_batch_end"):
                 pl_module.on_train_batch_end(outputs, batch, batch_idx)
-            if trainer.loggers:  # as Lightning does after this hook
+            if trainer.loggers:
                 log_step_metrics(trainer)
+            trainer.fit_loop.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
             self._checkpoint.save(trainer, epoch=trainer.current_epoch, batches=batch_idx + 1)
             raise Stopped(signum)
 

@@ -35,7 +35,7 @@ def assert_whole(shell: Shell, run: Path, expected: Path) -> None:
 
 def logged(run: Path) -> dict[str, list[str]]:
     """The epochs' values that were logged in training, validation and test."""
-    names = {name for row in rows(run) for name in row if "/" in name}
+    names = {name for row in rows(run) for name in row if "/" in name or name == "lr"}
     timed = {name for name in names if name.startswith("time/") or "_per_s" in name}
     return {name: [row.get(name, "") for row in rows(run)] for name in names - timed}
 
@@ -52,7 +52,7 @@ GPIPE = ("parallel=gpipe", "parallel.strategy.microbatches=2", "parallel.plan.cu
         *(
             pytest.param(*case, marks=pytest.mark.full)
             for case in (
-                (("parallel=single", "data.train_size=24"), 8, False),
+                (("parallel=single", "data.train_size=24", "+model.plateau=true"), 8, False),
                 ((*GPIPE, "parallel.plan.config=1-2", "hardware=cores", "+model.odd=false",
                   "data.train_size=160", "data.delay_s=0.005"), 44, True),
                 ((*GPIPE, "parallel.plan.config=2-1", "hardware=cores", "data.train_size=320",

@@ -261,8 +261,9 @@ class OwnModule(pl.LightningModule):
 class Noting(OwnModule):
     """Logs in every way; the statistics of its batch norm, and a mean over steps, are buffers."""
 
-    def __init__(self, *, num_classes: int = 2, odd: bool = True) -> None:
+    def __init__(self, *, num_classes: int = 2, odd: bool = True, plateau: bool = False):
         super().__init__()
+        self.plateau = plateau
         self.net = nn.Sequential(
             nn.Linear(8, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, num_classes)
         )
@@ -290,6 +291,14 @@ class Noting(OwnModule):
 
     def validation_step(self, batch, batch_idx):
         self.log("val/loss", super().training_step(batch, batch_idx))
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        if not self.plateau:
+            return optimizer
+        slower = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.9, patience=0)
+        schedule = {"scheduler": slower, "interval": "step", "monitor": "train/loss"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
 class Last(Metric):
