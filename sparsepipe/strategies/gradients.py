@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
@@ -93,7 +93,11 @@ class PartGradients:
     def watched(self) -> Iterator[None]:
         """Context in which all functions of ``torch.autograd`` are watched, on this process."""
         run: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-        register, rules = Tensor.register_hook, dict(Shard.rules)
+        register, settable = Tensor.register_hook, cast(Any, Tensor.requires_grad)
+        require = partial(self._require, register)
+        rules: dict[Any, Any] = {Tensor.requires_grad_: require, settable.__set__: require}
+        rules[Tensor.retain_grad] = _refuse
+        former = {each: Shard.rules[each] for each in rules}
 
         def watching(outputs: Any, *args: Any, accumulate_grad: bool, **more: Any) -> Any:
             inner = recomputing() or not self.within()  # such as a checkpoint's
@@ -116,17 +120,14 @@ class PartGradients:
             return None
 
         torch.autograd._engine_run_backward = watching  # type: ignore[attr-defined, assignment]
-        Tensor.register_hook = lambda *args: self._register(register, *args)  # type: ignore[method-assign]
-        settable: Any = Tensor.requires_grad
-        require = partial(self._require, register)
-        Shard.rules.update({Tensor.requires_grad_: require, settable.__set__: require})
-        Shard.rules[Tensor.retain_grad] = _refuse
+        Tensor.register_hook = lambda value, hook: self._register(register, value, hook)  # type: ignore[method-assign]
+        Shard.rules.update(rules)
         try:
             yield
         finally:
             torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
             Tensor.register_hook = register  # type: ignore[method-assign]
-            Shard.rules.update(rules)
+            Shard.rules.update(former)
 
     def _gradients(self, run: Any, outputs: Sequence[Any], seeds: Any, *args: Any) -> Any:
         """Returns what ``torch.autograd.grad`` does, for whole samples.
@@ -134,10 +135,12 @@ class PartGradients:
         All ranks backpropagate from each plain output, but from their own part of each shard.
         """
         inputs: Sequence[Any] = args[2]
-        grid, ends = self.grid, {getattr(each, "grad_fn", None) for each in inputs}
-        has_parts = any(self._has_parts(outputs, end=end) for end in ends)
-        own = {id(each) for each in self.parameters() if each._backward_hooks}
-        unclear = any(id(each) in own or not isinstance(each, Tensor) for each in inputs)
+        grid, has_parts = self.grid, self._has_parts(outputs, inputs)
+        own = {id(each) for each in self.parameters()}
+        unclear = any(
+            not isinstance(each, Tensor) or (id(each) in own and bool(each._backward_hooks))
+            for each in inputs
+        )
         if has_parts and (grid is None or unclear):
             what = "torch.autograd.grad" + " of a parameter with a hook" * unclear
             raise _refused(what, "use gradients in on_before_optimizer_step instead")
@@ -160,24 +163,36 @@ class PartGradients:
         total = added_up if torch.is_grad_enabled() and gradient.requires_grad else add_up
         return total(gradient, self.grid.group, what="gradients") / self.grid.size
 
-    def _has_parts(self, outputs: Sequence[Any], *, end: Any = None) -> bool:
+    def _has_parts(self, outputs: Sequence[Any], inputs: Sequence[Any] | None = None) -> bool:
         """Returns whether a backward pass would give ranks parts of gradients.
 
-        It goes from ``outputs`` to parameters, or to the graph's node ``end``.
+        It goes from ``outputs`` to ``inputs``, or to all leaves.
         """
-        own = {id(each) for each in self.parameters()} if self.grid is None else set()
         pending: list[Any] = [getattr(each, "grad_fn", None) for each in outputs]
-        known = {None, end}
+        before: dict[Any, list[Any]] = {each: [] for each in pending if each is not None}
         while pending:
-            node = pending.pop()
-            if node in known:
-                continue
-            known.add(node)
-            made_by = getattr(type(node), "_forward_cls", type(None)).__module__
-            if made_by.startswith(_IN_PARTS) or id(getattr(node, "variable", None)) in own:
-                return True
-            pending += [each for each, _ in node.next_functions]
-        return any(isinstance(each, Shard) for each in outputs)
+            if (node := pending.pop()) is not None:
+                following = [each for each, _ in node.next_functions if each is not None]
+                pending += [each for each in following if each not in before]
+                for each in following:
+                    before.setdefault(each, []).append(node)
+        variables = {node: id(getattr(node, "variable", outputs)) for node in before}
+        leaves = {number for number in variables.values() if number != id(outputs)}
+        ids = leaves if inputs is None else {id(each) for each in inputs}
+        own = {id(each) for each in self.parameters()} if self.grid is None else set()
+        if ids & leaves & own or any(isinstance(each, Shard) for each in outputs):
+            return True
+        ends = {getattr(each, "grad_fn", None) for each in inputs or ()}
+        pending = [node for node, number in variables.items() if number in ids or node in ends]
+        known = set(pending)
+        while pending:
+            for node in before[pending.pop()]:
+                made_by = getattr(type(node), "_forward_cls", type(None)).__module__
+                if made_by.startswith(_IN_PARTS):
+                    return True
+                pending += [] if node in known else [node]
+                known.add(node)
+        return False
 
     def _register(self, register: Any, value: Tensor, hook: Callable[[Tensor], Any]) -> Any:
         """Registers a hook, which gets the whole's gradient; that of a shard as a shard."""
@@ -221,7 +236,8 @@ def _refuse(function: Any, *_: Any) -> Any:
 @contextmanager
 def _hooks_later(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Context without hooks of parameters, which are called at its end."""
-    seen = [p for p in parameters if p._backward_hooks or p._post_accumulate_grad_hooks]
+    inverse = reversed(list(parameters))  # about as a backward pass gets to them
+    seen = [p for p in inverse if p._backward_hooks or p._post_accumulate_grad_hooks]
     # Copies, since a gradient may be DDP's buffer, in which the next one will be.
     before = [None if p.grad is None else p.grad.clone() for p in seen]
     hooks = [(p._backward_hooks, p._post_accumulate_grad_hooks) for p in seen]

@@ -198,7 +198,7 @@ class Pipeline:
         self._kept: list[tuple[Any, Any]] = []  # as :meth:`note` gets them
         self.loss = torch.zeros((), device=module.device)
         self._is_grid = plan.stages[plan.stage_of(rank)].grid is not None
-        self.gradients = PartGradients(module, tuple, None, within=lambda: part.in_step)
+        self.gradients = PartGradients(module, module.parameters, None, within=lambda: part.in_step)
         leads = plan.leader_of(rank) == rank
         self._last_replica = plan.replica_of(rank) if part.is_last and leads else None
         self._reads = plan.stage_of(rank) == 0 and leads
