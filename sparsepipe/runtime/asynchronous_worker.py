@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from sparsepipe.runtime.base_worker import Events, StageWorker, moment
+from sparsepipe.runtime.base_worker import Events, StageWorker, moment, untouched_gradients
 from sparsepipe.runtime.stage import Flight
 from sparsepipe.runtime.transport import Kind
 from sparsepipe.runtime.weights import Mode, Weights
@@ -110,6 +111,8 @@ class AsynchronousWorker(StageWorker[Events]):
         self._tally = Tally(self._plan, self._rank)
 
     def _run(self, actions: Iterator[Action]) -> None:
+        assert self.weights is not None
+        own = self.weights.memory.parameters
         do = {"F": self._forward, "B": self._backward, "U": self._update}
         for action in actions:
             self._tally.see(action)
@@ -119,9 +122,11 @@ class AsynchronousWorker(StageWorker[Events]):
                 several = self._plan.replicas(self._number) > 1
                 of = "the round that begins with minibatch" if several else of
             in_run = replace(action, number=self._begin + number)
-            with self._noting(f"{_DOING[action.kind]} of {of} {in_run.number}", in_run):
+            doing = f"{_DOING[action.kind]} of {of} {in_run.number}"
+            # Layers use leaves: only users' code computes gradients of the parameters themselves.
+            kept = nullcontext() if action.kind == "U" else untouched_gradients(own)
+            with self._noting(doing, in_run), kept:
                 do[action.kind](action.number)
-        assert self.weights is not None
         self.weights.note_values()
 
     def _forward(self, minibatch: int) -> None:

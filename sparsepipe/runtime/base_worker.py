@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
+from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives.replicas import Replicas
 from sparsepipe.runtime.recording import Part, Recorder
 from sparsepipe.runtime.stage import StageLayers
@@ -30,7 +31,12 @@ class Steps(Protocol):
 
     ``run`` computes the layers: those of the last stage on the input that it received, or, with a
     single stage, all layers on the argument of ``run``.
+
+    Attributes:
+        weight: weight of the last loss in that of its minibatch; None: its number of samples.
     """
+
+    weight: float | None
 
     def open(self, batch: Any) -> tuple[Any, Any]:
         """Runs the first half; returns the layers' input, and ``rest`` for :meth:`close`."""
@@ -71,8 +77,8 @@ class Microbatch:
         minibatch: number of the minibatch in the whole run.
         number: number of this part within the minibatch.
         samples: number of samples, at least one.
-        weight: factor of ``loss`` in the minibatch's loss.
-        loss: mean over the samples, a scalar.
+        weight: ``loss`` counts by its share of the weights of all parts; 0: it may be NaN.
+        loss: mean over the samples, or what has this weight, a scalar.
         logs: what its step logged.
     """
 
@@ -152,6 +158,27 @@ class StageMessages:
 
     def release(self, minibatch: int) -> None:
         self._network.release(self.first + minibatch)
+
+
+@contextmanager
+def untouched_gradients(parameters: Mapping[str, Tensor]) -> Iterator[None]:
+    """Context of users' code, at whose end a ConfigError is raised if it has changed a gradient."""
+
+    def marks() -> list[tuple[int, int]]:
+        grads = [parameter.grad for parameter in parameters.values()]
+        return [(id(grad), 0 if grad is None else grad._version) for grad in grads]
+
+    before = marks()
+    yield
+    for name, mark, now in zip(parameters, before, marks(), strict=True):
+        if now != mark:
+            raise ConfigError(
+                f"a step, or a hook within it, changes the gradient of {name} itself: it uses the "
+                "parameter through a list, an attribute or a closure, or calls backward or "
+                "zero_grad",
+                remedy="take parameters from the module in each step (self.layers[4].weight), "
+                "leave penalties to weight_decay, and change gradients in on_before_optimizer_step",
+            )
 
 
 def moment(recorder: Recorder | None, part: Part) -> AbstractContextManager[None]:

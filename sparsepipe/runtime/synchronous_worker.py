@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime.base_worker import Microbatch, MinibatchEvents, StageWorker, moment
+from sparsepipe.runtime.base_worker import (
+    Microbatch,
+    MinibatchEvents,
+    StageWorker,
+    moment,
+    untouched_gradients,
+)
 from sparsepipe.runtime.batch_norm import MinibatchNorms
 from sparsepipe.runtime.microbatches import BatchPart, split
 from sparsepipe.runtime.stage import Flight
@@ -32,6 +38,7 @@ class _OwnPart:
 
     samples: int
     weight: float
+    scale: float = 1.0  # of the weight: that of the loss for each sample
     value: Any = None
     rest: Any = None
     flight: Flight | None = None
@@ -43,7 +50,9 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
     A minibatch is what all ranks of stage 0, the readers, read in a round. Each reader cuts its
     batch into those of the ``microbatches`` that it has by the schedule. A microbatch's loss, a
     mean over its samples, is weighted with its share of its reader's samples, so that gradients are
-    those of the mean loss over each reader's samples, averaged over the readers.
+    those of the mean loss over each reader's samples, averaged over the readers. If a loss has a
+    weight of its own (:attr:`Steps.weight`), that takes the place of the number of samples; the
+    last stage alone knows it, so the sum of all weights divides the gradients before the update.
 
     Attributes:
         sizes_read: numbers of samples of the microbatches that this rank cut from its last batch.
@@ -70,6 +79,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         self._opened: dict[int, _OwnPart] = {}
         self._in_flight: dict[int, _OwnPart] = {}
         self._returned: list[Microbatch] = []
+        self._excess = 0.0  # of the weights of the microbatches that came back, over their shares
         self.sizes_read: list[int] = []
         self.most_in_flight = 0
 
@@ -124,8 +134,10 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             in_run = self._minibatch * self._microbatches + number
             around = self._step_around(part.rest)
             explained = explaining_single_values(part.samples, parts=self._microbatches)
-            with self._slowed(), explained:
+            with self._slowed(), explained, untouched_gradients(self._parameters):
                 part.flight = self._stage.forward(part.value, minibatch=in_run, **around)
+            if self._last and (weight := self._steps.weight) is not None:
+                part.scale = weight / part.samples
         part.value = part.rest = None
         self._in_flight[number] = part
         in_flight = sum(each.flight is not None for each in self._in_flight.values())
@@ -145,9 +157,10 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             meta = self._messages.share(lambda: Message(minibatch=number, meta=shares)).meta
             opened = _OwnPart(samples=meta["samples"], weight=meta["weight"])
             if opened.samples:
-                with explaining_single_values(
+                explained = explaining_single_values(
                     opened.samples, parts=self._microbatches, before_layers=True
-                ):
+                )
+                with explained, untouched_gradients(self._parameters):
                     opened.value, opened.rest = self._open_minibatch(number, part.batch)
             return opened
         message = self._messages.receive(Kind.ACTIVATION, self._number - 1, number)
@@ -164,12 +177,16 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             if flight is not None:
                 loss, logs = flight.loss, flight.extra
                 assert loss is not None
+                factor = part.weight * part.scale
                 with self._slowed():
-                    self._events.before_backward(loss)
-                    upstream = flight.backward([torch.full_like(loss, part.weight)])
+                    with untouched_gradients(self._parameters):
+                        self._events.before_backward(loss)
+                    # A loss without weight may be 0 / 0, and so its gradient.
+                    upstream = flight.backward([torch.full_like(loss, factor) if factor else None])
         else:
             message = self._messages.receive(Kind.GRADIENT, self._number + 1, number)
             gradients, logs = message.tree["gradients"], message.meta["logs"]
+            part.scale = message.meta["scale"]
             loss = None if flight is None else message.tree["loss"].clone()
             del message
             if flight is not None:
@@ -179,16 +196,18 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         del flight
         if not self._first:
             tree = {"gradients": upstream, "loss": loss}
-            self._messages.send(Kind.GRADIENT, self._number - 1, number, tree, meta={"logs": logs})
+            meta = {"logs": logs, "scale": part.scale}
+            self._messages.send(Kind.GRADIENT, self._number - 1, number, tree, meta=meta)
         del upstream
         self._messages.release(number)
+        self._excess += part.weight * (part.scale - 1)
         if loss is not None:
             self._returned.append(
                 Microbatch(
                     minibatch=self._minibatch,
                     number=number,
                     samples=part.samples,
-                    weight=part.weight,
+                    weight=part.weight * part.scale,
                     loss=loss,
                     logs=logs,
                 )
@@ -201,7 +220,11 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             parameter.grad = None
         returned, self._returned = self._returned, []
         with moment(self._recorder, "sums"):
-            total = self._replicas.total(gradients)
+            total = self._replicas.total(gradients, excess=self._excess)
+        if self._excess and all(gradient is None for gradient in total.values()):
+            # No loss has a weight: torch's gradient of ignored labels is 0, which moves momenta.
+            total = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
+        self._excess = 0.0
         self._norms.move(self._replicas)
         with moment(self._recorder, "logs"):
             self._events.done(sorted(returned, key=lambda part: part.number))

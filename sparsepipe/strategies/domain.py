@@ -305,6 +305,20 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
         return super().batch_to_device(batch, device, dataloader_idx)
 
     @override
+    def on_train_start(self) -> None:
+        """Checks that the ranks, which exchange codes in each step, have equally many steps."""
+        assert self.lightning_module is not None
+        own = self.lightning_module.trainer.num_training_batches
+        lengths = process_group.gather_objects(own, what="comparing the lengths of loaders")
+        if len({*lengths}) > 1:
+            raise ConfigError(
+                f"the ranks' training loaders have {', '.join(map(str, lengths))} batches, but "
+                "domains that are spread over ranks need equally many on all",
+                remedy="give every rank's longest loader the same number of batches, as the data "
+                "modules of sparsepipe.data do, or set trainer.limit_train_batches",
+            )
+
+    @override
     def configure_ddp(self) -> None:
         """Does nothing: this strategy averages gradients itself."""
 

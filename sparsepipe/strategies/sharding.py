@@ -16,7 +16,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.precision import Precision
 from pytorch_lightning.strategies.strategy import Strategy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import LBFGS, Optimizer
 from torch.utils import _pytree as pytree
@@ -56,11 +56,65 @@ class ShardedOptimizer:
             owns = [(next(numbers), p) for p in group["params"]]
             self._numbers.append([number for number, p in owns if id(p) in owned])
             group["params"] = [p for p in group["params"] if id(p) in owned]
+        self._own = [list(group["params"]) for group in optimizer.param_groups]
+        if len(owned) < len(self.whole):
+            self._refuse_copies()
         for parameter in self.whole:
             if id(parameter) not in owned:
                 optimizer.state.pop(parameter, None)
         # Early stages may first update after the scheduler's first step; torch would warn.
         optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    def _refuse_copies(self) -> None:
+        """Refuses an optimizer that pairs its parameters with tensors by their place in a list."""
+        sizes = {each.numel() for each in self.whole} - {1}
+        known = {id(each) for each in self.whole}
+
+        def pairs(value: Any, *, listed: bool = False, depth: int = 0) -> bool:
+            inside: Collection[Any] = ()
+            if isinstance(value, Tensor):
+                return listed and id(value) not in known and value.numel() in sizes
+            if isinstance(value, Mapping):  # but for one by parameter
+                by_place = [k for k in value if not (isinstance(k, Tensor) or k in known)]
+                inside, listed = [value[k] for k in by_place], True
+            elif isinstance(value, list | tuple):
+                inside, listed = value, True
+            elif not isinstance(value, nn.Module) and hasattr(value, "__dict__") and depth < 2:
+                inside, listed, depth = vars(value).values(), False, depth + 1
+            return any(pairs(each, listed=listed, depth=depth) for each in inside)
+
+        if pairs(self.optimizer):
+            raise ConfigError(
+                f"{type(self.optimizer).__name__} keeps tensors for its parameters in a list, but "
+                "a rank's optimizer has only a part of the parameters, and would pair others",
+                remedy="keep them in optimizer.state[parameter], or train with parallel=dp",
+            )
+
+    def check(self, module: pl.LightningModule) -> None:
+        """Raises a ConfigError if a hook has replaced the optimizer or its parameters."""
+        present = module.trainer.optimizers
+        groups = [[id(p) for p in group["params"]] for group in self.optimizer.param_groups]
+        own = [[id(p) for p in group] for group in self._own]
+        if [id(each) for each in present] != [id(self.optimizer)] or groups != own:
+            raise ConfigError(
+                "the optimizer, or the parameters in its groups, changed after the run began, but "
+                "each rank updates its own parameters with the optimizer that it had then",
+                remedy="return the optimizer with all parameters from configure_optimizers, with "
+                "lr=0 for those that are not to learn yet; change options with schedulers",
+            )
+
+    @contextmanager
+    def whole_groups(self) -> Iterator[None]:
+        """Context in which the optimizer's groups have the parameters of all ranks."""
+        groups = self.optimizer.param_groups
+        own = [group["params"] for group in groups]
+        for group, parameters in zip(groups, self._groups, strict=True):
+            group["params"] = list(parameters)
+        try:
+            yield
+        finally:
+            for group, parameters in zip(groups, own, strict=True):
+                group["params"] = parameters
 
     def collect(self, *, given: Collection[int]) -> State:
         """Returns the whole optimizer's state on rank 0, this rank's on others; a collective call.
@@ -111,6 +165,18 @@ class ShardedOptimizer:
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
+@contextmanager
+def clipping_by_norm(
+    precision: Precision, clip: Callable[[Optimizer, float], None]
+) -> Iterator[None]:
+    """Context in which ``precision`` calls ``clip(optimizer, limit)`` to clip by norm."""
+    vars(precision)["clip_grad_by_norm"] = clip
+    try:
+        yield
+    finally:
+        del vars(precision)["clip_grad_by_norm"]
+
+
 class GlobalNorm:
     """Clips gradients by their norm over all ranks, bit for bit as one process does; collective.
 
@@ -127,17 +193,12 @@ class GlobalNorm:
         self._dtypes = [parameter.dtype.to_real() for parameter in parameters]
         self._given = frozenset(given)
 
-    @contextmanager
-    def clipping(self, precision: Precision) -> Iterator[None]:
+    def clipping(self, precision: Precision) -> AbstractContextManager[None]:
         """Context in which ``precision`` clips by the norm over all ranks."""
-        vars(precision)["clip_grad_by_norm"] = partial(self._clip, precision)
-        try:
-            yield
-        finally:
-            del vars(precision)["clip_grad_by_norm"]
+        return clipping_by_norm(precision, partial(self.clip, precision))
 
     @torch.no_grad()
-    def _clip(self, precision: Precision, optimizer: Optimizer, clip_val: float) -> None:
+    def clip(self, precision: Precision, optimizer: Optimizer, clip_val: float) -> None:
         mine = [(p, p.grad) for p in precision.main_params(optimizer) if p.grad is not None]
         if unknown := [p for p, _ in mine if id(p) not in self._numbers]:
             raise ConfigError(

@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 import tempfile
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,103 +23,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler as schedulers
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader, TensorDataset
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import PipelineStrategy, SynchronousPipelineStrategy
 from sparsepipe.strategies.pipeline import RemoteBatch
+from tests.support.habit_cases import (
+    ACROSS_STAGES,
+    CLASSES,
+    Base,
+    Habit,
+    calling,
+    hooked,
+    loader,
+    options,
+    step,
+)
 from tests.support.pipeline_cases import QUIET
 from tests.support.processes import outcomes, run_shared
 
 PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
-SAMPLES, BATCH, INPUTS, CLASSES = 12, 4, 6, 4
-
-
-def loader(
-    *, seed: int = 3, dtype: torch.dtype = torch.float64, shuffle: bool = False
-) -> DataLoader[Any]:
-    draw = torch.Generator().manual_seed(seed)
-    x = torch.randn(SAMPLES, INPUTS, generator=draw, dtype=torch.float64).to(dtype)
-    y = torch.randint(CLASSES, (SAMPLES,), generator=draw)
-    return DataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=shuffle)
-
-
-class Base(pl.LightningModule):
-    """A classifier as the first page of Lightning's documentation has one; cut at layer 2."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        entries = nn.Linear(INPUTS, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, CLASSES)
-        self.layers = nn.Sequential(*entries).double()
-        self.prepare()
-
-    def prepare(self) -> None:
-        """What a habit adds to ``__init__``."""
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.layers(x), y)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = self.loss(*batch)
-        self.log("loss", loss, on_step=False, on_epoch=True)
-        return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        self.log("val_loss", self.loss(*batch))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-
-
-def hooked(**methods: Callable[..., Any]) -> type[Base]:
-    """A module with some methods of its own."""
-    return type("Hooked", (Base,), methods)
-
-
-def step(function: Callable[[Any, Tensor, Tensor], Any]) -> type[Base]:
-    """A module whose training step returns ``function(self, x, y)``."""
-    return hooked(training_step=lambda self, batch, batch_idx: function(self, *batch))
-
-
-def options(**given: Any) -> Callable[[], dict[str, Any]]:
-    return lambda: dict(given)
-
-
-def calling(name: str, function: Callable[..., Any]) -> Callable[[], dict[str, Any]]:
-    """Options of a Trainer with a callback of one hook, called with trainer and module."""
-    kind = type("Callback", (pl.Callback,), {name: lambda _, *args: function(*args[:2])})
-    return lambda: {"callbacks": [kind()]}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Habit:
-    """One row of the table.
-
-    Attributes:
-        module: makes the module.
-        trainer: options of the Trainer, made anew for each run.
-        strategy: options of the pipeline.
-        message: of a refusal; a habit without one is the same in a pipeline, or differs.
-        early: whether it is refused on all ranks before any step.
-        drained: whether each step is validated.
-        fit: what a script does in place of ``trainer.fit(module, loader, validation)``.
-        seen: what is compared beside weights and logged values, or judged by ``differs``.
-        differs: whether what a plain Trainer and the two ranks have seen differs as documented.
-        warns: what rank 0 warns of, once.
-        synchronous: whether a synchronous pipeline does as one device, or refuses it, too.
-    """
-
-    module: Callable[[], Any] = Base
-    trainer: Callable[[], dict[str, Any]] = dict
-    strategy: dict[str, Any] = field(default_factory=dict)
-    message: str = ""
-    early: bool = True
-    drained: bool = True
-    fit: Callable[[pl.Trainer, Any], Any] | None = None
-    seen: Callable[[pl.Trainer, Any], Any] = lambda trainer, module: 0
-    differs: Callable[[Any, list[Any]], bool] | None = None
-    warns: str = ""
-    synchronous: bool = True
 
 
 class Headed(Base):
@@ -329,6 +249,7 @@ class Loading(Base):
 
 
 HABITS = {
+    **ACROSS_STAGES,
     "`self.log`, `self.log_dict` with `on_step`, `on_epoch`, `reduce_fx`, `sync_dist`": Habit(
         module=step(_logs),
         synchronous=False,  # which merge what microbatches log by a mean

@@ -83,14 +83,27 @@ class Replicas:
         self._round += 1
         return found
 
-    def total(self, gradients: Gradients) -> dict[str, Tensor | None]:
-        """The sum of all replicas' gradients: :meth:`average` without division; a collective."""
-        return self._summed(gradients, f"adding up the gradients of minibatch {self.first}")
+    def total(self, gradients: Gradients, *, excess: float = 0.0) -> dict[str, Tensor | None]:
+        """The sum of all replicas' gradients, divided by 1 + the sum of their ``excess``, which the
+        ranks of a grid have in common; a collective.
+        """
+        what = f"adding up the gradients of minibatch {self.first}"
+        return self._summed(gradients, what, excess=excess)
 
     def _summed(
-        self, gradients: Gradients, what: str, *, minibatches: int = 1, divides: bool = False
+        self,
+        gradients: Gradients,
+        what: str,
+        *,
+        minibatches: int = 1,
+        divides: bool = False,
+        excess: float = 0.0,
     ) -> dict[str, Tensor | None]:
         if self._group is None or not self._parameters:
+            if excess:
+                for gradient in gradients.values():
+                    if gradient is not None:
+                        gradient.div_(1 + excess)
             return dict(gradients)
         assert gradients.keys() == self._parameters.keys() or not (minibatches or gradients)
         if self._sum is None:
@@ -110,13 +123,15 @@ class Replicas:
             flat.mul_(minibatches)
         has = [gradients.get(name) is not None for name in self._parameters]
         present.copy_(torch.tensor(has, dtype=flat.dtype))
-        count.fill_(minibatches)
+        count.fill_(minibatches + excess)
         with collective(what, self._group):
             self._sum.reduce()
         everywhere = (present > 0).tolist()
-        total = int(flat[-1])
-        assert total > 0, "a round has at least one minibatch"
-        if divides and total != 1:
+        total, ranks = float(flat[-1]), dist.get_world_size(self._group)
+        if not divides:
+            total = 1 + (total - ranks) / (ranks if self._grid else 1)
+        assert total > 0 or not any(everywhere), "a round has a minibatch with a weight"
+        if total not in (0, 1):
             flat.div_(total)
         named = zip(self._parameters.items(), slots, everywhere, strict=True)
         return {

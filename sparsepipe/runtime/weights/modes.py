@@ -198,12 +198,12 @@ class Stash(Policy):
         if not (self._watched and self._live.users and self._memory.parameters):
             self._noted = None
         elif self._noted is None or self._noted[0] != self.version:
-            self._noted = self.version, _checksums(self._memory.parameters.values())
+            self._noted = self.version, checksums(self._memory.parameters.values())
 
     def check_values(self) -> None:
         if self._noted is None or not self._live.users or self._noted[0] != self.version:
             return
-        found = _checksums(self._memory.parameters.values())
+        found = checksums(self._memory.parameters.values())
         differ = (found != self._noted[1]).any(dim=1)
         if differ.any():
             names = list(self._memory.parameters)
@@ -238,7 +238,7 @@ def _changed(name: str) -> ConfigError:
     )
 
 
-def _checksums(parameters: Iterable[Tensor]) -> Tensor:
+def checksums(parameters: Iterable[Tensor]) -> Tensor:
     """int64 [n, 2], by parameter: sum of 8-byte words, and sum of what is left, as float64 bits."""
     found = []
     for tensor in (parameter.data for parameter in parameters):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from pytorch_lightning.callbacks import LambdaCallback
 from pytorch_lightning.strategies import StrategyRegistry
 from torch import Tensor
 from torch.optim import Optimizer
@@ -107,18 +106,13 @@ class PipelineStrategy(StagedStrategy):
     ) -> MakeWorker:
         if optimizer is None:
             return partial(AsynchronousWorker, weights=None)
-        # Code that is neither SparsePipe's nor Lightning's may write parameters between two steps.
-        callbacks = self._trainer.callbacks  # type: ignore[attr-defined]
-        makers = {type(each).__module__.partition(".")[0] for each in callbacks}
-        makers.add(type(self.lightning_module).__module__.partition(".")[0])
-        lambdas = any(isinstance(each, LambdaCallback) for each in callbacks)
         weights = Weights(
             dict(part.parameters()),
             self._mode,
             optimizer,
             replicas=self.plan.replicas(self.plan.stage_of(rank)),
             predict_backward=self._predict_backward,
-            watched=lambdas or not makers <= {"sparsepipe", "pytorch_lightning"},
+            watched=self.runs_foreign_code,  # which may write parameters between two steps
         )
         return partial(AsynchronousWorker, weights=weights)
 

@@ -37,6 +37,7 @@ class Logged:
         dtype: the value's dtype if it was a tensor, else None.
         metric: for a metric, the dotted name of the module's attribute, else None.
         options: the other arguments of the call.
+        weight: if the value is the loss of a microbatch, the weight that the loss has, if any.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Logged:
     dtype: torch.dtype | None
     metric: str | None
     options: Mapping[str, Any] = field(default_factory=dict)
+    weight: float | None = None
 
 
 Logs = tuple[Logged, ...]
@@ -185,7 +187,8 @@ def merge_logs(parts: Sequence[tuple[int, Logs]]) -> Logs:
     """Merges the logs of a minibatch's microbatches, given as pairs (number of samples, logs).
 
     A value's ``reduce_fx``, which Lightning applies over steps, is applied over microbatches as
-    well; a mean weights each microbatch by its samples. Values that a metric returned are averaged.
+    well; a mean weights each microbatch by its samples, or by the weight of its loss if the value
+    is that loss. Values that a metric returned are averaged.
     """
     if len(parts) == 1:
         return parts[0][1]
@@ -196,13 +199,20 @@ def merge_logs(parts: Sequence[tuple[int, Logs]]) -> Logs:
             calls[note.name] = calls.get(note.name, -1) + 1
             found.setdefault((note.name, calls[note.name]), []).append((samples, note))
     merged = []
-    for notes in found.values():
-        first = notes[0][1]
+    for every in found.values():
+        notes, first = every, every[0][1]
         sizes = [note.options.get("batch_size") for _, note in notes]
         options = dict(first.options)
         if None not in sizes:
             options["batch_size"] = sum(size for size in sizes if size is not None)
-        weights = [size or samples for size, (samples, _) in zip(sizes, notes, strict=True)]
+        weights: list[float] = [
+            size or samples for size, (samples, _) in zip(sizes, notes, strict=True)
+        ]
+        if any(note.weight is not None for _, note in notes):  # 0: the value may be NaN
+            known = [n if note.weight is None else note.weight for n, note in notes]
+            if any(known):
+                notes = [pair for n, pair in zip(known, every, strict=True) if n]
+                weights = [n for n in known if n]
         values = [note.value for _, note in notes if note.value is not None]
         value: Any = None
         dtype = first.dtype

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -23,6 +23,7 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.halo import ProcessGroup
 from sparsepipe.runtime.random_generators import KeyedRandomness
 from sparsepipe.runtime.stage import StageLayers
+from sparsepipe.runtime.weights.modes import checksums
 from sparsepipe.schedule import Plan
 from sparsepipe.spatial.grid import Grid
 from sparsepipe.spatial.spatialize import spatialize_layers, through_shards
@@ -30,9 +31,10 @@ from sparsepipe.strategies.gradients import PartGradients, check_module_hooks
 from sparsepipe.strategies.metrics import Metrics, State
 from sparsepipe.strategies.pipeline.logging import LogReplay, Logs, merge_logs
 from sparsepipe.strategies.pipeline.placeholders import StageModule, check_hooks
+from sparsepipe.strategies.pipeline.provenance import UpdateWatch
 from sparsepipe.strategies.pipeline.stage_plan import StagePlacement
 from sparsepipe.strategies.pipeline.steps import TRAINING, ModuleSteps
-from sparsepipe.strategies.sharding import GlobalNorm
+from sparsepipe.strategies.sharding import GlobalNorm, ShardedOptimizer, clipping_by_norm
 
 MakeWorker = Callable[..., StageWorker[Any]]
 """Makes a worker from the keyword arguments that all workers take (:class:`StageWorker`)."""
@@ -46,18 +48,22 @@ class StageOptimizer:
 
     Schedulers change an optimizer's options between Lightning steps. Replicas of a stage may
     apply the same update in different steps, but must all use the options of the same step.
+    ``watch`` follows what users' hooks and optimizer do; None where they have none.
     """
 
     def __init__(
         self,
         module: pl.LightningModule,
+        *,
         parameters: Mapping[str, nn.Parameter],
         optimizer: Optimizer,
         precision: Precision,
         norm: GlobalNorm | None,
+        watch: UpdateWatch | None,
     ) -> None:
         self._module, self._parameters = module, parameters
         self._optimizer, self._precision, self._norm = optimizer, precision, norm
+        self._watch = watch
         self._options: dict[int, list[Options]] = {}
 
     def record(self, step: int) -> None:
@@ -68,32 +74,36 @@ class StageOptimizer:
 
     def apply(self, gradients: Mapping[str, Tensor | None], *, loss: Tensor, step: int) -> None:
         """Updates the parameters with the options of ``step``; forgets those of earlier steps."""
-        kind = type(self._optimizer).__name__
-        for name, parameter in self._parameters.items():
-            parameter.grad = gradients.get(name)
-        self._precision.post_backward(loss, self._module)
-        calls = 0
+        kind, calls = type(self._optimizer).__name__, 0
 
-        def state() -> list[tuple[int, int]]:
-            return [(p._version, id(p.grad)) for p in self._parameters.values()]
+        def weights() -> tuple[list[int], list[Any]]:
+            every = list(self._parameters.values())
+            sums = checksums(every).tolist() if every and self._watch else []
+            return [parameter._version for parameter in every], sums
 
         def closure() -> Tensor:
             nonlocal calls
             calls += 1
-            if calls > 1 or state() != before:
-                raise ConfigError(
-                    f"{kind} evaluates the network several times or at other weights for one "
-                    "update, but a pipeline computes one gradient, before the update begins",
-                    remedy="use an optimizer that needs one gradient per update, such as SGD or "
-                    "AdamW",
-                )
+            with self._unwatched():
+                if calls > 1 or weights() != before:
+                    raise evaluates
+                for name, parameter in self._parameters.items():
+                    parameter.grad = gradients.get(name)
+            self._precision.post_backward(loss, self._module)
             return loss
 
-        now, before = self._present(), state()
+        evaluates = ConfigError(
+            f"{kind} evaluates the network several times or at other weights for one update, but "
+            "a pipeline computes one gradient, before the update begins",
+            remedy="use an optimizer that needs one gradient per update, such as SGD or AdamW",
+        )
+        now, before = self._present(), weights()
         for group, chosen in zip(self._optimizer.param_groups, self._options[step], strict=True):
             group.update(copy.deepcopy(chosen))
-        with nullcontext() if self._norm is None else self._norm.clipping(self._precision):
+        with nullcontext() if self._watch is None else self._watch, self._clipping():
             self._precision.optimizer_step(self._optimizer, model=self._module, closure=closure)
+        if not calls:
+            raise evaluates
         for after, options in zip(self._present(), self._options[step], strict=True):
             for name, value in after.items():
                 if name not in options or not bool(value == options[name]):
@@ -106,6 +116,20 @@ class StageOptimizer:
         for group, present in zip(self._optimizer.param_groups, now, strict=True):
             group.update(present)
         self._options = {known: o for known, o in self._options.items() if known >= step}
+
+    def _unwatched(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._watch is None else self._watch.paused()
+
+    def _clipping(self) -> AbstractContextManager[None]:
+        """Context in which Lightning clips by the norm of the stage, or of all if ``norm`` does."""
+        precision, norm = self._precision, self._norm
+        clip = precision.clip_grad_by_norm if norm is None else partial(norm.clip, precision)
+
+        def unwatched(optimizer: Optimizer, clip_val: float) -> None:
+            with self._unwatched():
+                clip(optimizer, clip_val)
+
+        return clipping_by_norm(precision, unwatched)
 
     def _present(self) -> list[Options]:
         return [
@@ -153,9 +177,10 @@ class Pipeline:
     """Trains and evaluates on one rank, whose worker calls this object for updates and logs.
 
     Without an ``optimizer`` nothing is trained; ``norm``, if given, clips by norm in place of
-    ``precision``.
+    ``precision``. ``watched``: whether code of users may take part in updates.
 
     Attributes:
+        cut: whether steps run on microbatches.
         parameters: this rank's trained parameters, by name.
         worker: runs this rank's share of every minibatch.
         group: process group of this rank's stage.
@@ -163,6 +188,7 @@ class Pipeline:
         gradients: refuses what would see parts of gradients, where the stage is a grid.
     """
 
+    cut = False
     worker: StageWorker[Any]
     group: Any
 
@@ -174,25 +200,40 @@ class Pipeline:
         plan: Plan,
         rank: int,
         part: StageModule,
-        optimizer: Optimizer | None,
+        optimizer: ShardedOptimizer | None,
         norm: GlobalNorm | None,
         precision: Precision,
         send_input: bool,
+        watched: bool,
     ) -> None:
         self._module, self._part, self._precision = module, part, precision
+        self._optimizer = optimizer
         self.parameters = {} if optimizer is None else dict(part.parameters())
         self._updates: StageOptimizer | None = None
         if optimizer is not None:
-            self._updates = StageOptimizer(module, self.parameters, optimizer, precision, norm)
+            watch = None
+            if watched or type(optimizer.optimizer).__module__.partition(".")[0] != "torch":
+                watch = UpdateWatch(
+                    module, self.parameters, layer_of=part.layer_of, notice=part.notice
+                )
+            self._updates = StageOptimizer(
+                module,
+                parameters=self.parameters,
+                optimizer=optimizer.optimizer,
+                precision=precision,
+                norm=norm,
+                watch=watch,
+            )
         self._metrics = Metrics(module)
         self._metrics.synchronise(False)
         self.steps = ModuleSteps(
             module,
             layers,
             metrics=self._metrics,
-            in_step=part.step,
+            in_step=self._in_step,
             autocast=precision.forward_context,
             send_input=send_input,
+            cut=self.cut,
         )
         self._replay = LogReplay(module)
         self._kept: list[tuple[Any, Any]] = []  # as :meth:`note` gets them
@@ -206,7 +247,15 @@ class Pipeline:
     # What the worker calls.
 
     def before_backward(self, loss: Tensor) -> None:
-        self._precision.pre_backward(loss, self._module)
+        with self._in_step():
+            self._precision.pre_backward(loss, self._module)
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Context of users' code that runs on some stages only: it finds tensors of all stages."""
+        whole = nullcontext() if self._optimizer is None else self._optimizer.whole_groups()
+        with self._part.step(), whole:
+            yield
 
     def update(self, gradients: Mapping[str, Tensor | None], *, step: int) -> None:
         assert self._updates is not None
@@ -232,6 +281,8 @@ class Pipeline:
         self._replay.begin(TRAINING)
         assert self._updates is not None
         with self._part.silent():
+            assert self._optimizer is not None
+            self._optimizer.check(self._module)
             if not self.worker.rounds:  # refuse what would be updated wrongly from here on
                 parameters = dict(self._part.parameters())
                 if late := [name for name in parameters if name not in self.parameters]:

@@ -27,15 +27,39 @@ from sparsepipe.strategies.sharding import ModulePart
 _ZEROING = "on_validation_model_zero_grad"
 
 
-class RemoteParameter(Tensor):
-    """Stands in for a parameter that is on another rank; it has a shape, but no values.
+class RemoteTensor(Tensor):
+    """A parameter or buffer while only another rank has its values.
 
-    Its shape, dtype, device and the like may be read; other uses raise a :class:`ConfigError`.
+    The object itself becomes an instance, whatever list, closure or attribute holds it. Shape,
+    dtype, device and the like may be read; other uses raise a :class:`ConfigError`.
     """
 
-    _is_param = True  # for isinstance(..., nn.Parameter)
     _name: str
-    _place: torch.device
+    _part: StageModule
+    _whole: Tensor
+    _kind: type[Tensor]
+
+    @classmethod
+    def hide(cls, tensor: Tensor, *, name: str, part: StageModule) -> None:
+        """Frees the values of ``tensor``, which becomes an instance."""
+        vars(tensor).update(
+            _whole=torch.empty_like(tensor, device="meta"),
+            _name=name,
+            _part=part,
+            _kind=type(tensor),
+            _is_param=isinstance(tensor, nn.Parameter),
+        )
+        tensor.data = tensor.data.new_empty(0)
+        tensor.__class__ = cls
+
+    def show(self) -> None:
+        """Makes this a tensor of its former class and shape again, whose values are NaN."""
+        whole = self._whole
+        self.__class__ = self._kind  # type: ignore[assignment]
+        for name in ("_whole", "_name", "_part", "_kind", "_is_param"):
+            vars(self).pop(name)
+        none = float("nan") if self.is_floating_point() else 0
+        self.data = torch.full_like(whole, none, device=self.device)
 
     @classmethod
     def __torch_function__(
@@ -45,54 +69,61 @@ class RemoteParameter(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func == Tensor.device.__get__:
-            return args[0]._place
+        if func in _OF_SHAPE:
+            return func(args[0]._whole, *args[1:], **(kwargs or {}))
         if func in _READABLE:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         leaves = pytree.tree_leaves((args, kwargs or {}))
-        name = next(leaf._name for leaf in leaves if isinstance(leaf, cls))
+        first = next(leaf for leaf in leaves if isinstance(leaf, cls))
+        code = "a step" if first._part.in_step else "a hook"
         raise ConfigError(
-            f"a step uses {name}, which is on another rank: before its call of the layers, a step "
-            "of a pipeline has only the parameters of the first stage, and from that call on only "
-            "those of the last",
+            f"{code} uses {first._name}, which is on another rank: before its call of the layers, "
+            "a step of a pipeline has only tensors of the first stage, from that call on only "
+            "those of the last, and a hook only those of its rank's stage",
             remedy="leave a penalty on weights to the optimizer (weight_decay), add its gradient "
-            "in on_before_optimizer_step, where each rank has its own parameters, or train with "
-            "parallel=dp",
+            "in on_before_optimizer_step to each of self.parameters(), which are there those of "
+            "the rank, or train with parallel=dp",
         )
 
 
+def _getters(*names: str) -> set[Any]:
+    return {getattr(Tensor, name).__get__ for name in names}
+
+
+_OF_SHAPE = {
+    *(Tensor.numel, Tensor.nelement, Tensor.dim, Tensor.size, Tensor.__len__, Tensor.__repr__),
+    *_getters("shape", "ndim", "nbytes"),
+}
 _READABLE = {
-    *(Tensor.requires_grad_, Tensor.numel, Tensor.nelement, Tensor.dim, Tensor.size),
-    *(Tensor.element_size, Tensor.is_floating_point, Tensor.is_complex, Tensor.__len__),
-    *(
-        getattr(Tensor, name).__get__
-        for name in ("shape", "dtype", "ndim", "requires_grad", "layout", "is_cuda", "nbytes")
-    ),
+    *(Tensor.requires_grad_, Tensor.element_size, Tensor.is_floating_point, Tensor.is_complex),
+    *(Tensor.new_empty, Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_tensor),
+    *_getters("dtype", "requires_grad", "layout", "is_cuda", "device", "is_leaf", "grad"),
 }
 
 
-class _RemoteParameters(dict[str, Any]):
-    """The parameters of a placeholder by name, which are hidden except within a step."""
+class _RemoteTensors(dict[str, Any]):
+    """Parameters or buffers of a placeholder by name, which are hidden except within a step."""
 
-    def __init__(self, parameters: Mapping[str, RemoteParameter], part: StageModule) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], part: StageModule) -> None:
         super().__init__()
-        self._parameters = parameters
+        self._tensors = tensors
         self._part = part
 
     def items(self) -> Any:
         if self._part.in_step:
-            return self._parameters.items()
-        self._part.notice()
+            return self._tensors.items()
+        if any(isinstance(each, nn.Parameter) for each in self._tensors.values()):
+            self._part.notice()
         return super().items()
 
     def __contains__(self, name: object) -> bool:
-        return self._part.in_step and name in self._parameters
+        return self._part.in_step and name in self._tensors
 
     def __getitem__(self, name: str) -> Any:
-        return self._parameters[name]
+        return self._tensors[name]
 
-    def __deepcopy__(self, memo: Any) -> _RemoteParameters:
+    def __deepcopy__(self, memo: Any) -> _RemoteTensors:
         self._part.notice()
         return self
 
@@ -107,13 +138,8 @@ class PlaceholderLayer(nn.Module):
     def __init__(self, name: str, layer: nn.Module, part: StageModule) -> None:
         super().__init__()
         self.name = name
-        parameters: dict[str, RemoteParameter] = {}
-        for inner, parameter in layer.named_parameters():
-            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
-            remote = parameters[inner] = empty.as_subclass(RemoteParameter)
-            remote._name, remote._place = f"{name}.{inner}", parameter.device
-            remote.requires_grad_(parameter.requires_grad)
-        self._parameters = _RemoteParameters(parameters, part)
+        self._parameters = _RemoteTensors(dict(layer.named_parameters()), part)
+        self._buffers = _RemoteTensors(dict(layer.named_buffers()), part)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise ConfigError(
@@ -151,7 +177,7 @@ class StageModule(ModulePart):
         self._placement, self._stage = placement, stage
         self.is_last = stage == placement.plan.num_stages - 1
         self._removed: dict[int, nn.Module] = {}
-        self._emptied: list[tuple[Tensor, torch.Size]] = []
+        self._emptied: list[Tensor] = []
         self._silent_in: str | None = None
         self._warned = self.in_step = False
 
@@ -197,6 +223,11 @@ class StageModule(ModulePart):
         """Returns whether this rank's stage owns the parameter or buffer called ``name``."""
         return self._placement.stage_of(name) == self._stage
 
+    def layer_of(self, name: str) -> str:
+        """Returns the key of the layer with the parameter ``name``; empty if it is in none."""
+        inside = name.removeprefix(f"{self._placement.name}.")
+        return inside.partition(".")[0] if inside != name else ""
+
     def source(self, name: str) -> int:
         """Returns the first rank of the stage that owns the parameter or buffer ``name``."""
         return self._placement.plan.rank_of(self._placement.stage_of(name), 0)
@@ -214,19 +245,20 @@ class StageModule(ModulePart):
         module = placement.module
         kept = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
         with torch.no_grad():
-            for layer in self._removed.values():
-                for tensor in (*layer.parameters(), *layer.buffers()):
-                    if id(tensor) not in kept and tensor.numel():
+            for position, layer in self._removed.items():
+                for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+                    if id(tensor) not in kept:
                         kept.add(id(tensor))
-                        self._emptied.append((tensor, tensor.shape))
-                        tensor.data = tensor.data.new_empty(0)
+                        self._emptied.append(tensor)
+                        key = list(layers._modules)[position]
+                        RemoteTensor.hide(tensor, name=f"{placement.name}.{key}.{name}", part=self)
 
     def unprune(self) -> None:
         """Puts the layers back; their parameters are NaN until :meth:`ShardedModule.fill`."""
         with torch.no_grad():
-            for tensor, shape in self._emptied:
-                none = float("nan") if tensor.is_floating_point() else 0
-                tensor.data = tensor.data.new_full(shape, none)
+            for tensor in self._emptied:
+                assert isinstance(tensor, RemoteTensor)
+                tensor.show()
         for position, layer in self._removed.items():
             self._placement.layers[position] = layer
         self._emptied.clear()

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytorch_lightning as pl
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from pytorch_lightning.callbacks import ModelSummary
+from pytorch_lightning.callbacks import LambdaCallback, ModelSummary
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -156,6 +156,15 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
         return self.global_rank if self.global_rank < self.replicas[0] else None
 
     @property
+    def runs_foreign_code(self) -> bool:
+        """Whether the module or a callback is neither SparsePipe's nor Lightning's."""
+        callbacks = self._trainer.callbacks  # type: ignore[attr-defined]
+        makers = {type(each).__module__.partition(".")[0] for each in callbacks}
+        makers.add(type(self.lightning_module).__module__.partition(".")[0])
+        lambdas = any(isinstance(each, LambdaCallback) for each in callbacks)
+        return lambdas or not makers <= {"sparsepipe", "pytorch_lightning"}
+
+    @property
     def _trainer(self) -> pl.Trainer:
         assert self.lightning_module is not None
         return self.lightning_module.trainer
@@ -267,10 +276,11 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
             plan=plan,
             rank=rank,
             part=part,
-            optimizer=optimizer,
+            optimizer=sharded.optimizer,
             norm=sharded.norm if clips else None,
             precision=precision,
             send_input=self._send_input,
+            watched=self.runs_foreign_code,
         )
         self._connect(pipeline, placement, make_worker, randomness)
         return pipeline

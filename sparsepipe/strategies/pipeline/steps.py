@@ -6,9 +6,11 @@ again, with the same random numbers, since what follows may use its results.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -18,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime import safe_pickle
+from sparsepipe.runtime.microbatches import split
 from sparsepipe.runtime.random_generators import (
     NUMPY,
     PYTHON,
@@ -30,7 +33,8 @@ from sparsepipe.runtime.random_generators import (
     swap_states,
 )
 from sparsepipe.strategies.metrics import Metrics
-from sparsepipe.strategies.pipeline.logging import LogRecorder, Logs, replaced_log
+from sparsepipe.strategies.pipeline.logging import Logged, LogRecorder, Logs, replaced_log
+from sparsepipe.strategies.pipeline.provenance import LossWatch
 
 TRAINING = "training_step"
 _CUDA = "torch.cuda"  # on ranks with such a device only
@@ -208,11 +212,13 @@ class ModuleSteps:
     """Runs a module's steps: up to their call of ``layers``, from there on, or as a whole.
 
     ``in_step`` makes the context in which the module's method runs; ``send_input`` tells whether
-    the last stage gets the input of ``layers`` too.
+    the last stage gets the input of ``layers`` too, ``cut`` whether batches are microbatches.
 
     Attributes:
         hook: name of the step to run.
         arguments: the step's arguments after the batch.
+        weight: weight of the last training step's loss among those of a minibatch's microbatches;
+            None for the number of its samples.
     """
 
     def __init__(
@@ -224,11 +230,14 @@ class ModuleSteps:
         in_step: Callable[[], AbstractContextManager[None]],
         autocast: Callable[[], AbstractContextManager[Any]],
         send_input: bool,
+        cut: bool,
     ) -> None:
         self._module, self._layers, self._metrics = module, layers, metrics
         self._in_step, self._autocast, self._send_input = in_step, autocast, send_input
         self._recorder = LogRecorder(module)
         self.hook, self.arguments = TRAINING, tuple[Any, ...]()
+        self._watch = LossWatch(module) if cut else None
+        self.weight: float | None = None
 
     def open(self, batch: Any) -> tuple[Any, Any]:
         """Runs a step up to the layers; returns their input, and the ``rest`` for :meth:`close`."""
@@ -244,35 +253,63 @@ class ModuleSteps:
         with self._recorder.recording(batch, hook=self.hook) as notes, self._metrics.tracking():
             result = run_from_layers(
                 self._layers,
-                lambda: self._step(batch),
-                run=run,
+                lambda: self._watched(batch),
+                run=partial(self._unwatched, run),
                 module=self._module,
                 randomness=None if drawn is None else safe_pickle.loads(drawn),
                 input_sent=self._send_input,
             )
-        return self._loss_or_result(result), tuple(notes)
+        return self._ended(result, notes)
 
     def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Logs]:
         """Runs a step in one piece with ``run`` for the layers; returns as :meth:`close` does."""
         with (
             self._recorder.recording(batch, hook=self.hook) as notes,
             self._metrics.tracking(),
-            in_place_of(self._layers, run),
+            in_place_of(self._layers, partial(self._unwatched, run)),
         ):
-            result = self._step(batch)
-        return self._loss_or_result(result), tuple(notes)
+            result = self._watched(batch)
+        return self._ended(result, notes)
 
-    def _loss_or_result(self, result: Any) -> Any:
-        """Returns the loss in ``result`` for a training step, else ``result`` itself."""
+    def _ended(self, result: Any, notes: list[Logged]) -> tuple[Any, Logs]:
+        """Returns the loss in ``result`` for a training step, else ``result`` itself; and logs."""
         if self.hook != TRAINING:
-            return result
+            return result, tuple(notes)
         loss = result.get("loss") if isinstance(result, Mapping) else result
         if not isinstance(loss, Tensor):
             raise ConfigError(
                 f"training_step returned {type(result).__name__}, without the loss as a tensor",
                 remedy="return the loss, or a dictionary with it as 'loss', in every step",
             )
-        return loss
+        if self._watch is None:
+            return loss, tuple(notes)
+        given = result.get("weight") if isinstance(result, Mapping) else None
+        self.weight = self._watch.weight(loss) if given is None else float(given)
+        if not 0 <= (self.weight or 0) < math.inf:
+            raise ConfigError(
+                f"training_step returned the weight {self.weight} of its loss",
+                remedy="return as 'weight' a finite number of at least 0, such as a mask's sum",
+            )
+        if self.weight is not None:
+            of = {str(loss.item()): self.weight}  # as text, since NaN is not equal to itself
+            notes = [replace(note, weight=of.get(str(note.value))) for note in notes]
+        return loss, tuple(notes)
+
+    def _watched(self, batch: Any) -> Any:
+        """Runs a step; of a microbatch's training step, follows how its loss is computed."""
+        if self._watch is None or self.hook != TRAINING:
+            return self._step(batch)
+        self._watch.begin(batch, samples=split(batch, 1)[0].samples)
+        with self._watch:
+            return self._step(batch)
+
+    def _unwatched(self, run: Callable[..., Any], *value: Any) -> Any:
+        if self._watch is None or self.hook != TRAINING:
+            return run(*value)
+        with self._watch.paused():
+            output = run(*value)
+        self._watch.follow(output)
+        return output
 
     def _step(self, batch: Any) -> Any:
         with self._in_step():

@@ -39,13 +39,18 @@ class SynchronousPipeline(Pipeline):
     all of them if no stage from here to the last has replicas.
     """
 
+    cut = True
+
     def done(self, microbatches: Sequence[Microbatch]) -> None:
         if not microbatches:
             return
         self.loss = microbatches[0].loss
         if len(microbatches) > 1:
-            weighted = torch.stack([part.weight * part.loss.double() for part in microbatches])
-            mean = weighted.sum() / sum(part.weight for part in microbatches)
+            # A loss without weight may be 0 / 0.
+            counted = [part for part in microbatches if part.weight] or microbatches
+            total = sum(part.weight for part in counted)
+            weighted = torch.stack([part.weight * part.loss.double() for part in counted])
+            mean = weighted.sum() / total if total else counted[0].loss
             self.loss = mean.to(self.loss.dtype)
         kept = [
             ((part.minibatch, part.number), (part.minibatch, part.samples, part.logs))

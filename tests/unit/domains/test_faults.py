@@ -92,11 +92,13 @@ class Plain(pl.LightningModule):
 
 def refusal(rank: int, case: Case, what: str) -> str:
     """The error of a training that there cannot be."""
-    settings = {"sync_batchnorm": {"sync_batchnorm": True}}.get(what, {})
+    settings: dict[str, Any] = {"sync_batchnorm": {"sync_batchnorm": True}}.get(what, {})
     module: pl.LightningModule = Plain() if what == "no domains" else case.module()
     if what == "two optimizers":
         one, module.automatic_optimization = module.configure_optimizers, False
         module.configure_optimizers = lambda: [one(), one()]  # type: ignore[method-assign]
+    if what == "lengths" and rank:
+        settings = {"limit_train_batches": 3}
     try:
         strategy = DomainStrategy(timeout_s=TIMEOUT_S)
         trainer = trainer_of(case, strategy=strategy, ranks=case.ranks, **settings)
@@ -112,6 +114,7 @@ def refusal(rank: int, case: Case, what: str) -> str:
         ("no domains", "Plain has no attribute 'domains'"),
         ("sync_batchnorm", "sync_batchnorm"),
         ("two optimizers", "2 optimizers"),
+        ("lengths", "loaders have 8, 3 batches"),
     ],
 )
 def test_refusals(what: str, word: str) -> None:

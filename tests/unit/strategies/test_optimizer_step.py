@@ -48,14 +48,6 @@ class Ascending(torch.optim.SGD):
         return super().step(closure)
 
 
-class Zeroing(torch.optim.SGD):
-    """Lets go of the gradients before it evaluates."""
-
-    def step(self, closure: Any = None) -> Any:
-        self.zero_grad()
-        return super().step(closure)
-
-
 class With(Net):
     def __init__(self, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
         super().__init__(dense_layers())
@@ -68,7 +60,6 @@ class With(Net):
 REFUSED = {
     Twice: "Twice evaluates the network several times",
     Ascending: "Ascending evaluates the network several times or at other weights",
-    Zeroing: "Zeroing evaluates the network several times or at other weights",
     Counting: "Counting, or a hook of its step, changes the option 'number'",
 }
 

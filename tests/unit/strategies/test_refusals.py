@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -218,6 +219,32 @@ def test_refused_trainers_and_modules(message: str) -> None:
         check(made)
     assert message in refused.value.message
     assert refused.value.remedy
+
+
+class Lookahead(torch.optim.SGD):
+    """Keeps slow weights in a list, in a helper's, or by parameter."""
+
+    def __init__(self, parameters: Any, keeps: str) -> None:
+        super().__init__(parameters, lr=0.1)
+        every = self.param_groups[0]["params"]
+        slow = [parameter.detach().clone() for parameter in every]
+        if keeps == "state":
+            self.state.update({p: {"slow": copy} for p, copy in zip(every, slow, strict=True)})
+        elif keeps == "group":
+            self.param_groups[0]["slow"] = slow
+        else:
+            self.helper = SimpleNamespace(slow=[slow]) if keeps == "helper" else tuple(slow)
+
+
+@pytest.mark.parametrize("keeps", ["list", "helper", "group", "state"])
+def test_an_optimizer_that_pairs_by_place_is_refused(keeps: str) -> None:
+    optimizer = Lookahead(make_net("dense").parameters(), keeps)
+    owned = [id(parameter) for parameter in optimizer.param_groups[0]["params"][3:]]
+    if keeps == "state":
+        ShardedOptimizer(optimizer, owned=owned)
+        return
+    with pytest.raises(ConfigError, match="Lookahead keeps tensors for its parameters in a list"):
+        ShardedOptimizer(optimizer, owned=owned)
 
 
 def test_an_optimizer_that_couples_its_parameters_is_refused() -> None:

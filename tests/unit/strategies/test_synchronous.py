@@ -199,3 +199,34 @@ def test_one_microbatch_on_one_device_is_a_plain_run() -> None:
     assert strategy.pipeline is None
     assert ours[1:] == theirs[1:]
     assert all(torch.equal(value, theirs[0][name]) for name, value in ours[0].items())
+
+
+class Masked(Net):
+    """Its loss is a mean over selected samples: none, in the second and third microbatch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        logits = self.layers(x)
+        mask = (y > 2 - batch_idx % 2) & (y > logits.argmax(1) - 9)
+        losses = nn.functional.cross_entropy(logits, y, reduction="none")
+        loss = (losses * mask).sum() / mask.sum()
+        self.log("loss", loss, on_epoch=True)
+        return {"loss": loss, "weight": mask.sum()}
+
+
+def weighted(rank: int, strategy: Any = None) -> Any:
+    net = Masked(make_net().layers.double())
+    data = Dense(24)
+    data.x = data.x.double()
+    options = {"devices": 1} if strategy is None else {"devices": 3, "strategy": strategy}
+    trainer = pl.Trainer(**QUIET, max_epochs=2, **options)
+    trainer.fit(net, DataLoader(data, batch_size=12))
+    return weights(net.layers), float(trainer.callback_metrics["loss_epoch"])
+
+
+def test_returned_weights_are_those_of_microbatches_on_replicas() -> None:
+    expected, loss = weighted(0)
+    strategy = SynchronousPipelineStrategy(microbatches=6, config="1-2", cuts=[3], timeout_s=60)
+    for state, told in run(weighted, 3, strategy):
+        torch.testing.assert_close(state, expected, rtol=1e-6, atol=1e-9)
+        assert told == pytest.approx(loss)

@@ -1,0 +1,129 @@
+"""What hooks and losses compute from what, by the operations that they do."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.strategies.pipeline.provenance import LossWatch, UpdateWatch
+
+Hook = Callable[[list[nn.Parameter]], Any]
+
+
+def _drop(every: list[nn.Parameter], when: bool) -> None:
+    for p in every:
+        p.grad = None if when else p.grad
+
+
+def _first_nan(every: list[nn.Parameter]) -> None:
+    for p in every:
+        if (p.grad > -9).any():
+            nn.ParameterList(every).zero_grad()
+            break
+
+
+def _each_by_its_own(every: list[nn.Parameter]) -> None:
+    for p in every:
+        if p.grad.norm() > 1 and float(p.norm()) > 0:
+            p.grad.mul_(p.norm().item() / p.grad.norm().item())
+        if p.grad.abs().max() > 5:
+            p.grad = None
+
+
+def _clamped(every: list[nn.Parameter]) -> None:
+    torch._foreach_clamp_max_([p.grad for p in every], 0.1)
+    torch._foreach_mul_([p.grad for p in every], torch._foreach_norm([p.grad for p in every]))
+    for p in every:
+        p.data.add_(p.grad, alpha=0.1).clamp_(-1, 1)
+
+
+def _logged(every: list[nn.Parameter]) -> Any:
+    norms = [p.grad.norm() for p in every]
+    return torch.stack(norms).norm(), [norm.item() for norm in norms], [float(n) for n in norms]
+
+
+REFUSED: list[Hook] = [
+    lambda every: nn.utils.clip_grad_norm_(every, 0.1),
+    lambda every: nn.utils.clip_grad_norm_(every, 0.1, foreach=False),
+    lambda every: _drop(every, bool(torch.stack([p.grad.norm() for p in every]).norm() > 9)),
+    lambda every: _drop(every, sum(p.grad.norm().item() ** 2 for p in every) > 99),
+    lambda every: _drop(every, sum(float(p.grad.norm()) ** 2 for p in every) > 0),
+    lambda every: _drop(every, max(float(p.grad.detach().numpy().max()) for p in every) > 0),
+    lambda every: _drop(every, any(bool((p.grad > 0).any()) for p in every)),
+    lambda every: every[0].grad.copy_(torch.cat([p.grad.flatten() for p in every])[:6].view(2, 3)),
+    lambda every: setattr(every[0], "grad", every[0].grad * every[1].grad.norm()),
+    lambda every: every[0].data.mul_(torch.tensor([p.grad.norm() for p in every]).max()),
+    _first_nan,
+]
+
+
+def watched(hook: Hook) -> UpdateWatch:
+    every = [nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(3))]
+    module: Any = SimpleNamespace(_current_fx_name="on_before_optimizer_step")
+    named = {"layers.0.weight": every[0], "layers.2.bias": every[1]}
+    watch = UpdateWatch(
+        module, named, layer_of=lambda name: name.split(".")[1], notice=lambda: None
+    )
+    for p in every:
+        p.grad = torch.full_like(p, 2)
+    with watch:
+        hook(every)
+    return watch
+
+
+@pytest.mark.parametrize("hook", REFUSED)
+def test_an_update_by_several_layers_is_refused(hook: Hook) -> None:
+    with pytest.raises(ConfigError, match="of several layers, such as their norm"):
+        watched(hook)
+
+
+@pytest.mark.parametrize("hook", [_each_by_its_own, _clamped, _logged])
+def test_what_each_parameter_needs_alone_is_accepted(hook: Hook) -> None:
+    watched(hook)
+
+
+SAMPLES = 4
+MASK = torch.tensor([0.0, 1.0, 2.0, 0.0])
+Y = torch.tensor([0, 1, 2, 1])
+CLASSES = torch.tensor([1.0, 2.0, 4.0])
+LOSSES: list[tuple[Callable[[Tensor], Tensor], float | None, bool]] = [
+    (lambda z: F.cross_entropy(z, Y), None, False),
+    (lambda z: F.cross_entropy(z, Y, label_smoothing=0.1) + z.square().mean(), None, False),
+    (lambda z: (z.sum(1) / z.norm(dim=1)).sum() / len(z), None, False),
+    (lambda z: z[torch.arange(4), Y].mean() / torch.tensor(3.0), None, False),
+    (lambda z: F.cross_entropy(z, Y, weight=CLASSES), 1 + 2 + 4 + 2, False),
+    (lambda z: F.nll_loss(z.log_softmax(1), Y, ignore_index=1), 2, False),
+    (lambda z: F.cross_entropy(z[Y > 0], Y[Y > 0]), 3, False),
+    (lambda z: F.cross_entropy(torch.stack([z, z], 2), torch.stack([Y, Y * 0 - 100], 1)), 2, False),
+    (lambda z: F.cross_entropy(torch.cat([z, z]), torch.cat([Y, Y])), 8, False),
+    (lambda z: 2 * F.cross_entropy(z, Y, weight=CLASSES), None, True),
+    (lambda z: (z.sum(1) * MASK).sum() / MASK.sum(), None, True),
+    (lambda z: z[MASK > 0].square().mean(), None, True),
+    (lambda z: z.square().mean(1).topk(2).values.mean(), None, True),
+    (lambda z: 1 - (z * z).sum() / (z.abs() + 1).sum(), None, True),  # Dice
+]
+
+
+@pytest.mark.parametrize(("loss", "weight", "warns"), LOSSES)
+def test_weights_of_losses(
+    loss: Callable[[Tensor], Tensor], weight: float | None, warns: bool
+) -> None:
+    watch: Any = LossWatch(nn.Module())  # type: ignore[arg-type]
+    watch.begin((Y, MASK), samples=SAMPLES)
+    z = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    watch.follow(z)
+    with watch:
+        found = loss(z)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert watch.weight(found) == weight
+        watch.weight(found)
+    assert len(caught) == warns
