@@ -23,9 +23,10 @@ _AXIS = re.compile(
     r"(p|pt|pos|position|points?|coord|coordinates?|)([xyz012])"
     r"(coord|coordinate|pos|position|axis|)(?:m|mm|cm|km|ft|in|)"
 )
+"""A column's name: words around an axis, which all three have in common, and a unit of length."""
 _MAPPED = [
     (*ground, height)
-    for ground in (("x", "y"), ("easting", "northing"), ("east", "north"), ("e", "n"))
+    for ground in (("easting", "northing"), ("east", "north"), ("e", "n"), ("x", "y"))
     for height in ("z", "elevation", "elev", "height", "h", "altitude", "alt")
 ]
 _COUNT = re.compile(r"(?:POINTS\s+)?(\d+)\s*")
@@ -60,6 +61,9 @@ def read_text_points(path: Path) -> NDArray[np.float64]:
 
     Numbers are separated by semicolons, commas or blanks, whichever of these the first point has; a
     number with a decimal comma is refused. Lines may end with a comment after ``#`` or ``//``.
+
+    Raises:
+        ValueError: columns have names, but not those of coordinates, or points are invalid or lost.
     """
     # A header or a comment may be in another encoding, in which numbers are the same.
     lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
@@ -96,10 +100,10 @@ def _coordinate_columns(header: list[str], delimiter: str | None, width: int) ->
     for line in reversed(header):
         is_comment = _COMMENT.match(line.strip()) is not None
         text = line.rstrip(padding).lower().lstrip("#/ ").removeprefix("fields ")  # as PCD files
-        tab = "\t" if delimiter is None and "\t" in text else delimiter
-        fields = [field.strip() for field in text.split(tab)]
+        between = next((each for each in (delimiter, *";,\t") if each and each in text), None)
+        fields = [field.strip() for field in text.split(between)]
         names = [_UNIT.sub("", field) for field in fields]
-        if tab is None:
+        if between is None:
             names = [name for name in names if name]  # without units between them
         columns = _named_axes(names)
         # One name less than columns is the habit of tables whose rows have names.
@@ -107,7 +111,12 @@ def _coordinate_columns(header: list[str], delimiter: str | None, width: int) ->
             return columns
         has_words = any(map(str.isalpha, text))
         if is_comment:  # prose, unless it has one word for each column
-            has_words &= bool(delimiter) and len(names) == width and " " not in "".join(fields)
+            has_words &= (
+                between is not None
+                and between == delimiter
+                and len(names) == width
+                and " " not in "".join(fields)
+            )
         if has_words or (not is_comment and len(fields) > 2):
             unknown = line
     if unknown:

@@ -130,11 +130,12 @@ def _shape(columns: dict[str, _Columns]) -> NDArray[np.float64]:
     faces = list[tuple[NDArray[np.int64], NDArray[Any]]]()
     for name, lists in columns.items():
         key = next((key for key in _INDICES if key in lists), None)
-        if name == "face" and len(lists) == 1:
+        is_read = name in ("face", "tristrips")
+        if is_read and len(lists) == 1:
             (key,) = lists
-        if name in ("face", "tristrips") and key is not None:
+        if is_read and key is not None:
             faces.append(lists[key] if name == "face" else _strip_triangles(*lists[key]))
-        elif name in ("face", "tristrips") or (key is not None and (lists[key][0] > 2).any()):
+        elif is_read or (key is not None and (lists[key][0] > 2).any()):
             raise ValueError(f"its element {name} holds faces in a form that is not read")
     if not faces:
         return vertices_V3
