@@ -159,6 +159,8 @@ def find_files(source: str | None) -> tuple[list[Path], Counter[str]]:
     if source is None:
         raise ConfigError("task=predict needs input", remedy=remedy)
     path = expanded(source)
+    if path == Path(path.anchor or "/"):  # as input=$PARTS/ is if PARTS is not set
+        raise ConfigError(f"input={source} is the whole file system", remedy=remedy)
     if path.is_dir():
         paths = sorted(
             each

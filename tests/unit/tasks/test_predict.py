@@ -223,6 +223,7 @@ def test_files_that_are_found(place: Path) -> None:
         ("new/b.png", DataError, "new/b.png does not have the suffix"),
         ("null", ConfigError, "task=predict needs input"),
         ("", ConfigError, "an empty path"),  # as a variable that is not set leaves it
+        ("/", ConfigError, "is the whole file system"),  # of $PARTS/
     ],
 )
 def test_what_holds_no_shape_is_refused(
