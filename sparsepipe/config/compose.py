@@ -203,7 +203,7 @@ def resolve(config: DictConfig, *, given: Sequence[str] | None = None) -> RunSpe
     check_names(raw)
     source = raw.get("checkpoint")
     if isinstance(source, str) and getattr(_task_of(raw), "as_trained", False):
-        training = training_of(source)
+        training = training_of(source, command=raw)
         raw = raw if training is None else as_trained(raw, given, training)
     try:
         value = OmegaConf.to_container(OmegaConf.create(raw), resolve=True, throw_on_missing=True)

@@ -198,15 +198,17 @@ class Training:
     values: Mapping[str, Any]
 
 
-def training_of(source: str) -> Training | None:
+def training_of(source: str, *, command: Mapping[str, Any] | None = None) -> Training | None:
     """Reads the configuration of a checkpoint's training from its run's directory, else from the
     checkpoint; None if neither contains it.
 
-    The settings of a checkpoint alone may be a stranger's: they name trusted callables only, depend
-    on nothing in the environment, and caches are kept where they are by default.
+    The settings of a checkpoint alone may be a stranger's: they name only callables that are
+    trusted or that the command names too, depend on nothing in the environment, and caches are kept
+    where they are by default.
 
     Args:
         source: a checkpoint or a run directory, as given with ``checkpoint=``.
+        command: the configuration of the command that reads it, if any.
 
     Raises:
         ConfigError: the settings of a checkpoint alone are not such values.
@@ -236,6 +238,7 @@ def training_of(source: str) -> Training | None:
         return None
     remedy = "if you trust it, pass the path of the checkpoint inside its run's directory, whose "
     remedy += "config.yaml counts as your own"
+    named = [value for key, value in _entries(command or {}) if key == "_target_"]
     for key, value in _entries(recorded):
         text = value if isinstance(value, str) else ""
         if "." in key or "${" in text or os.path.expanduser(os.path.expandvars(text)) != text:
@@ -244,11 +247,11 @@ def training_of(source: str) -> Training | None:
                 "checkpoint records are plain values: without ${...}, variables, ~ or dotted keys",
                 remedy=remedy,
             )
-        if key == "_target_" and not is_trusted(str(value)):
+        if key == "_target_" and value not in named and not is_trusted(str(value)):
             raise ConfigError(
                 f"{file} names the callable {value}, but without the config.yaml of its run, a "
                 f"checkpoint may only name callables of {', '.join(TRUSTED)}",
-                remedy=remedy,
+                remedy=f"{remedy}; or name it in the command, as in model._target_={value}",
             )
     data, place = flatten(recorded["data"]), os.environ.get("SPARSEPIPE_DATA") or "data"
     cache = os.path.join(place, "cache")  # as in conf/paths/default.yaml

@@ -153,6 +153,11 @@ def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> 
             f"the configuration with which {path} was trained is unknown",
             remedy="give the directory of its run, or a checkpoint that a run has written",
         )
+    return trained_model(path, training, device=device)
+
+
+def trained_model(path: Path, training: Training, *, device: str | torch.device) -> Model:
+    """The model of a checkpoint whose training is known; raises errors as :func:`load` does."""
     preprocess = preprocessing_of(training)
     content = read_checkpoint(path)
     classes = [str(name) for name in (content.get(RECORD) or {}).get(CLASSES) or ()]

@@ -19,7 +19,7 @@ from sparsepipe.data.files import digest_file, digest_values
 from sparsepipe.data.formats import SHAPE_SUFFIXES, check_shape_file
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
 from sparsepipe.runs.checkpoints import best_checkpoint
-from sparsepipe.runs.model import Model, Prediction, load, preprocessing_of
+from sparsepipe.runs.model import Model, Prediction, preprocessing_of, trained_model
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.tasks.presentation import clouds
 from sparsepipe.tasks.result import write_result
@@ -54,7 +54,8 @@ class Predict(Task):
         """Predicts the classes of the files; writes them as tables, and draws some files."""
         path = self.checkpoint(run.spec)
         files, _ = find_files(run.spec.input)
-        model = load(str(run.spec.checkpoint), device=str(run.own_device))
+        assert run.training is not None  # as prepare has checked
+        model = trained_model(path, run.training, device=run.own_device)
         log.info("predicting the classes of %s with %s", _files(len(files)), path)
         found, shapes = self._predict(run, model, files)
         errors = [each for each in found.values() if isinstance(each, SparsePipeError)]

@@ -105,7 +105,7 @@ class ResolvedRun:
             division=division,
             ranks=ranks,
             places=places_of_ranks(spec, inventory, division, ranks=ranks),
-            training=training_of(str(source)) if as_trained else None,
+            training=training_of(str(source), command=spec.to_dict()) if as_trained else None,
             watch=watch or SignalWatch(),
         )
         return made if directory is None else made.in_directory(directory)

@@ -23,7 +23,7 @@ from sparsepipe.data.sources import GeneratedShapes
 from sparsepipe.errors import ConfigError
 from sparsepipe.launch.job import run_job
 from sparsepipe.launch.prepare import prepare, resolve_run
-from sparsepipe.models import Classifier
+from sparsepipe.models import Classifier, sparse_vgg11_bn
 from sparsepipe.runs.checkpoints import read_checkpoint
 from sparsepipe.tasks.evaluate import Evaluate
 from sparsepipe.utils.files import read_json
@@ -52,6 +52,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def run(place: Path) -> Path:
     return run_job(composed(*TRAINED)).path
+
+
+own_network = sparse_vgg11_bn  # by another name, as one that is not this package's
 
 
 class Reversed(GeneratedShapes):
@@ -203,6 +206,11 @@ def test_a_file_that_left_its_run_says_itself_what_it_is_of(run: Path, place: Pa
     torch.save(content, file)
     found = composed("task=evaluate", f"checkpoint={file}")
     assert found.data.get("cache_dir") == "data/cache", "it does not say where files are written"
+    record["config"]["model"]["_target_"] = own = f"{__name__}.own_network"
+    torch.save(content, file)
+    with pytest.raises(ConfigError, match="names the callable"):
+        composed("task=evaluate", f"checkpoint={file}")
+    assert evaluated(file, f"model._target_={own}")["model"] == "own_network"
 
 
 class Vouched:
