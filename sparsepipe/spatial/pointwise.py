@@ -241,18 +241,26 @@ def _dropout(
     """Draws the mask of the whole, the same on every rank, and applies this rank's part of it."""
     if not training or p == 0:
         return input
-    shape, draw = whole_shape(input), torch.dropout
+    local, like, draw = local_of(input), _whole_like(input), torch.dropout
     if func in _CHANNEL_DROPOUTS:
         # The mask of one position, drawn as one device does: other functions draw other numbers.
-        shape, draw = torch.Size([*shape[:2], *[1] * (len(shape) - 2)]), torch.feature_dropout
-    local = local_of(input)
-    mask = own_part(draw(local.new_ones(shape), p, True), input).clone()
+        draw = torch.feature_dropout
+        for dim in range(2, like.dim()):
+            like = like.narrow(dim, 0, 1)
+    mask = own_part(draw(like.fill_(1), p, True), input).clone()
     return alike(local.mul_(mask) if inplace else local * mask, input)
+
+
+def _whole_like(shard: Shard) -> Tensor:
+    """Returns a plain tensor with the shape of the whole, in whose order of memory one device draws
+    numbers for the whole.
+    """
+    shape, local = whole_shape(shard), local_of(shard)
+    order = sorted(range(len(shape)), key=lambda dim: -local.stride()[dim])
+    places = [order.index(dim) for dim in range(len(shape))]
+    return local.new_empty([shape[dim] for dim in order]).permute(places)
 
 
 @function_rule(torch.rand_like, torch.randn_like)
 def _drawn_like(func: Callable[..., Any], input: Shard, **kwargs: Any) -> Shard:
-    local = local_of(input)
-    draw = torch.rand if func is torch.rand_like else torch.randn
-    more = {"dtype": local.dtype, "device": local.device, **kwargs}
-    return alike(own_part(draw(tuple(whole_shape(input)), **more), input).clone(), input)
+    return alike(own_part(func(_whole_like(input), **kwargs), input).clone(), input)

@@ -152,6 +152,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tensor_split": lambda x: x.tensor_split(2, 1)[1],
     "largest of channels": lambda x: x.max(1, keepdim=True).values,
     "drawn": lambda x: x * torch.rand_like(x),
+    "drawn, channels last": lambda x: F.dropout(x.movedim(1, -1), 0.4).movedim(-1, 1),
     "converted": lambda x: x * torch.ones(()).to(x) + torch.ones(CHANNELS)[0].type_as(x),
 }
 _TO_WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
