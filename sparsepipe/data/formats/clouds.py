@@ -111,12 +111,8 @@ def _coordinate_columns(header: list[str], delimiter: str | None, width: int) ->
             return columns
         has_words = any(map(str.isalpha, text))
         if is_comment:  # prose, unless it has one word for each column
-            has_words &= (
-                between is not None
-                and between == delimiter
-                and len(names) == width
-                and " " not in "".join(fields)
-            )
+            is_split = (between or " ") == delimiter
+            has_words &= is_split and len(names) == width and " " not in "".join(fields)
         if has_words or (not is_comment and len(fields) > 2):
             unknown = line
     if unknown:

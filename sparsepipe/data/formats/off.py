@@ -20,7 +20,7 @@ from sparsepipe.errors import DataError
 from sparsepipe.utils.files import replacing
 
 READER_VERSION = 2
-"""Increased with any change to the triangles read from a file; caches depend on it."""
+"""Increased with any change to the shapes read from files of any format; caches depend on it."""
 
 # The format's optional prefixes ST (texture), C (colour) and N (normal) add columns, which are not
 # read, after the three coordinates. "4" and "n" change the coordinates themselves and are not
