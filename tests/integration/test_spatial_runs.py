@@ -170,8 +170,8 @@ def test_a_grid_that_does_not_match_the_ranks_is_refused_before_they_start(job: 
             "a sample of size 1 in spatial dimension 1 cannot be cut into 2 shards",
         ),
         (
-            ("model._target_=tests.support.spatial_house.rolled",),
-            "roll has no rule for a sample that is cut into shards (called by Rolled.forward)",
+            ("model._target_=tests.support.spatial_house.spectral",),
+            "fft_fft has no rule for a sample that is cut into shards (called by Spectral.forward)",
         ),
     ],
     ids=["sizes", "function"],

@@ -19,10 +19,10 @@ IMAGES = (
 SPATIAL = (*IMAGES, "parallel=spatial", "parallel.devices=2", "parallel.grid=[1,2]")
 
 
-class Rolled(nn.Module):
+class Spectral(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x + torch.roll(x, 1, -1)
+        return x + torch.fft.fft(x).real
 
 
-def rolled(*, class_names: Any, **settings: Any) -> nn.Sequential:
-    return nn.Sequential(Rolled(), *cnn2d(**settings))
+def spectral(*, class_names: Any, **settings: Any) -> nn.Sequential:
+    return nn.Sequential(Spectral(), *cnn2d(**settings))
