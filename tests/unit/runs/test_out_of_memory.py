@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from sparsepipe.errors import HardwareError, SparsePipeError
 from sparsepipe.launch.execute import user_error
@@ -64,20 +67,23 @@ def test_the_message_of_an_error(
     assert "task=fit_batch" in found.remedy
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        "DataLoader worker (pid 7) is killed by signal: Killed. ",
-        "DataLoader worker (pid(s) 7, 8) exited unexpectedly",
-    ],
-)
-def test_a_dead_loader_worker_needs_no_traceback(
-    told: str, run: Callable[..., ResolvedRun]
-) -> None:
-    found = user_error(RuntimeError(told), run(*CPU, *DP))
-    assert found is not None
-    assert (type(found), found.exit_code) == (SparsePipeError, 1)
-    assert found.message.endswith(f"of rank 0 ended: {told.strip()}")
+class Dying(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_a_dead_loader_worker_needs_no_traceback(run: Callable[..., ResolvedRun]) -> None:
+    with pytest.raises(RuntimeError) as dead:
+        list(DataLoader(Dying(), num_workers=1, multiprocessing_context="fork"))
+    for told in (str(dead.value), "DataLoader worker (pid 7) is killed by signal: Killed. "):
+        found = user_error(RuntimeError(told), run(*CPU, *DP))
+        assert found is not None
+        assert (type(found), found.exit_code) == (SparsePipeError, 1)
+        assert found.message.endswith(f"of rank 0 ended: {told.strip()}")
 
 
 @pytest.mark.parametrize(
