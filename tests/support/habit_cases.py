@@ -154,7 +154,16 @@ def _masked(self: Base, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     return {"loss": loss, "weight": mask.sum()}
 
 
+def _wrap(self: Any, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+    optimizer.step(closure=lambda: (optimizer_closure(), None)[0])
+
+
 ACROSS_STAGES = {
+    "`optimizer_step` with a closure that calls `optimizer_closure`, and changes gradients": Habit(
+        module=hooked(optimizer_step=_wrap),
+        message="optimizer_step calls optimizer_closure in a function of its own",
+        early=False,
+    ),
     "a penalty over parameters that the module keeps in a list or a closure": Habit(
         module=hooked(
             prepare=_keep, loss=lambda self, x, y: Base.loss(self, x, y) + _squares(self.kept)

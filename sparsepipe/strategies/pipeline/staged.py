@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytorch_lightning as pl
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.callbacks import LambdaCallback, ModelSummary
+from pytorch_lightning.loops.optimization.closure import AbstractClosure
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -445,6 +446,13 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
     ) -> Any:
         if self.pipeline is None:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
+        if not isinstance(closure, AbstractClosure):
+            raise ConfigError(
+                f"{type(self.lightning_module).__name__}.optimizer_step calls optimizer_closure in "
+                "a function of its own, but when it returns there, stages have updated already",
+                remedy="give it to optimizer.step as it is; change gradients in "
+                "on_before_optimizer_step",
+            )
         self._updating = True
         try:
             return closure()  # the worker updates

@@ -19,15 +19,8 @@ Hook = Callable[[list[nn.Parameter]], Any]
 
 
 def _drop(every: list[nn.Parameter], when: bool) -> None:
-    for p in every:
-        p.grad = None if when else p.grad
-
-
-def _first_nan(every: list[nn.Parameter]) -> None:
-    for p in every:
-        if (p.grad > -9).any():
-            nn.ParameterList(every).zero_grad()
-            break
+    if when:
+        nn.ParameterList(every).zero_grad()
 
 
 def _each_by_its_own(every: list[nn.Parameter]) -> None:
@@ -58,10 +51,10 @@ REFUSED: list[Hook] = [
     lambda every: _drop(every, sum(float(p.grad.norm()) ** 2 for p in every) > 0),
     lambda every: _drop(every, max(float(p.grad.detach().numpy().max()) for p in every) > 0),
     lambda every: _drop(every, any(bool((p.grad > 0).any()) for p in every)),
+    lambda every: _drop(every, all(bool((p.grad > 0).any()) for p in every)),
     lambda every: every[0].grad.copy_(torch.cat([p.grad.flatten() for p in every])[:6].view(2, 3)),
     lambda every: setattr(every[0], "grad", every[0].grad * every[1].grad.norm()),
     lambda every: every[0].data.mul_(torch.tensor([p.grad.norm() for p in every]).max()),
-    _first_nan,
 ]
 
 
