@@ -131,6 +131,10 @@ class RunCheckpoint(Checkpoint):
         The run resumes in ``epoch`` (from 0) after its first ``batches``. If a loader cannot resume
         within the epoch, ``last.ckpt`` stays that of the epoch's start.
         """
+        strategy = trainer.strategy
+        self._buffers = _own_buffers(trainer) if batches else {}
+        if batches and isinstance(strategy, StagedStrategy):
+            strategy.drain()  # first: a replica may still wait for another's share of an update
         found = process_group.gather_objects(self._loaders.obstacle) if batches else []
         if obstacle := next(filter(None, found), None):
             if trainer.is_global_zero:
@@ -142,6 +146,11 @@ class RunCheckpoint(Checkpoint):
                     obstacle,
                 )
             return
+        if batches and _is_asynchronous(trainer) and trainer.is_global_zero:
+            log.warning(
+                "for the checkpoint, the asynchronous pipeline has finished the minibatches in "
+                "flight: weights from here on differ from those of a training without this stop"
+            )
         # Within an epoch Lightning has not counted the last batch yet.
         steps = optimizer_steps(trainer) + bool(batches)
         self._position = (epoch, batches, steps)
@@ -152,7 +161,6 @@ class RunCheckpoint(Checkpoint):
             for name, value in trainer.callback_metrics.items()
             if batches and not name.startswith("train/")
         }
-        self._buffers = _own_buffers(trainer) if batches else {}
         last = self._directory.last
         partial = last.with_name(f".{last.name}.tmp")
         if self._is_open and trainer.is_global_zero:
@@ -198,19 +206,19 @@ class RunCheckpoint(Checkpoint):
         self.best = best if best is not None and math.isfinite(best) else None
 
 
+def _is_asynchronous(trainer: pl.Trainer) -> bool:
+    """Whether stages work on different minibatches, some of which may be in flight."""
+    strategy = trainer.strategy
+    if not isinstance(strategy, StagedStrategy):
+        return False
+    return trainer.world_size > 1 and not strategy.is_synchronous
+
+
 def _own_buffers(trainer: pl.Trainer) -> dict[str, Tensor]:
     """Returns copies of this rank's buffers, which a checkpoint averages over ranks; none where all
-    ranks go on with equal ones. Warns if the checkpoint changes the training.
+    ranks go on with equal ones.
     """
-    strategy = trainer.strategy
-    if trainer.world_size == 1:
-        return {}
-    if isinstance(strategy, StagedStrategy) and not strategy.is_synchronous:
-        if trainer.is_global_zero:
-            log.warning(
-                "for the checkpoint, the asynchronous pipeline finishes the minibatches in flight: "
-                "weights from here on differ from those of a training without this stop"
-            )
+    if trainer.world_size == 1 or _is_asynchronous(trainer):
         return {}
     named = trainer.lightning_module.named_buffers()
     return {name: buffer.detach().cpu().clone() for name, buffer in named}

@@ -196,6 +196,17 @@ def test_going_on_changes_nothing(
                 assert ours[name] == theirs[name]
 
 
+@pytest.mark.full
+def test_replicas_of_a_later_stage_stop_together(shell: Shell) -> None:
+    """One of them waits for the other's share of an update until the pipeline is empty."""
+    pipeline = ("parallel=pipeline", "parallel.plan.config=1-2", "parallel.plan.cuts=[2]")
+    data = ("data.train_size=320", "data.delay_s=0.01", "hardware=cores", "parallel.grace_s=60")
+    stopped = shell(*pipeline, *data, fault([(4, signal.SIGTERM)], parent=True))
+    assert stopped.code == 128 + signal.SIGTERM
+    assert "weights from here on differ" in stopped.err
+    assert 4 < checkpoint(shell.runs()[0])["callbacks"]["RunCheckpoint"]["batches"] < 80
+
+
 def test_of_an_epoch_that_was_stopped_twice_figures_are_of_all_its_batches(job: Job) -> None:
     expected = job(*SINGLE, "name=undisturbed")
     faulty = (*SINGLE, fault([(12, signal.SIGINT), (14, signal.SIGINT)]))
