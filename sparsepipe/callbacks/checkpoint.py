@@ -49,6 +49,7 @@ class RunCheckpoint(Checkpoint):
         finite: callback that looks at the weights; weights that are not finite are never the best.
 
     Attributes:
+        finite: the given callback; without one, one that never finds anything.
         monitor: name of the metric for ``best.ckpt``.
         best: the metric's best value so far; None: there is no value yet.
     """
@@ -73,7 +74,7 @@ class RunCheckpoint(Checkpoint):
         self._validated = False
         self._sign = 1.0 if mode == "max" else -1.0
         self.best: float | None = None
-        self._resume, self._loaders, self._finite = resume, loaders, finite
+        self._resume, self._loaders, self.finite = resume, loaders, finite or FiniteOnly()
         self._loader_states: list[Any] = []
         self._position = (0, 0, 0)
         self._metrics: dict[str, Tensor] = {}
@@ -114,7 +115,7 @@ class RunCheckpoint(Checkpoint):
         better = (
             value is not None
             and math.isfinite(value)
-            and (self._finite is None or self._finite.weights_are_finite)
+            and self.finite.weights_are_finite
             and (self.best is None or self._sign * float(value) > self._sign * self.best)
         )
         improved = process_group.broadcast_object(better)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -24,8 +24,8 @@ class FiniteOnly(pl.Callback):
 
     Each rank looks at every loss before its backward pass, and at the trained parameters that it
     holds after an epoch and before a validation or a checkpoint. On a GPU it reads the losses of
-    ``log_every_n_steps`` steps together, so that the CPU does not wait for each step. A gradient
-    scaler skips updates whose gradients overflow; with one, unscaled losses are looked at after it.
+    ``log_every_n_steps`` steps together, so that the CPU does not wait for each step. Gradients may
+    overflow: a gradient scaler skips their update.
 
     Args:
         action: ``stop`` raises a :class:`sparsepipe.errors.DivergedError`; ``warn`` logs it.
@@ -44,16 +44,9 @@ class FiniteOnly(pl.Callback):
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
-        if not _is_scaled(trainer):
-            self._note(trainer, loss)
-
-    @override
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
-    ) -> None:
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if _is_scaled(trainer) and isinstance(loss, Tensor):
-            self._note(trainer, loss)
+        self._losses.append((_moment(trainer), loss.detach()))
+        if loss.device.type == "cpu" or len(self._losses) >= trainer.log_every_n_steps:  # type: ignore[attr-defined]
+            self._read()
 
     @override
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -85,11 +78,6 @@ class FiniteOnly(pl.Callback):
             return self._found
         return next(filter(None, process_group.gather_objects(self._found)), None)
 
-    def _note(self, trainer: pl.Trainer, loss: Tensor) -> None:
-        self._losses.append((_moment(trainer), loss.detach()))
-        if loss.device.type == "cpu" or len(self._losses) >= trainer.log_every_n_steps:  # type: ignore[attr-defined]
-            self._read()
-
     def _read(self) -> None:
         losses, self._losses = self._losses, []
         if (first := _first_bad([loss for _, loss in losses])) is not None:
@@ -102,9 +90,8 @@ class FiniteOnly(pl.Callback):
         with reading_parameters(trainer.strategy):
             trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if (first := _first_bad([p.detach() for _, p in trained])) is not None:
-            self._report(
-                f"the parameter {trained[first][0]} is not finite after {_moment(trainer)}"
-            )
+            name = trained[first][0]
+            self._report(f"the parameter {name} is not finite after {_moment(trainer)}")
         return first is None
 
     def _report(self, found: str) -> None:
@@ -124,10 +111,6 @@ def _first_bad(tensors: Sequence[Tensor]) -> int | None:
     finite = [each.isfinite().all() for each in tensors]
     found = torch.stack(finite).tolist() if finite else []  # one wait for the device
     return found.index(False) if False in found else None
-
-
-def _is_scaled(trainer: pl.Trainer) -> bool:
-    return getattr(trainer.precision_plugin, "scaler", None) is not None
 
 
 def _moment(trainer: pl.Trainer) -> str:

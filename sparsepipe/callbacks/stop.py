@@ -43,12 +43,7 @@ class StopOnSignal(pl.Callback):
 
     @override
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._checkpoint is None or trainer.is_last_batch:
             return  # the epoch's end follows, with a better checkpoint

@@ -77,9 +77,7 @@ class BusyTimes(pl.Callback):
             self._now, self._round = [], self._worker.rounds
 
     @override
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any
-    ) -> None:
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
         if self._worker is not None:
             self._steps.append(Step(self._now, self._clock(), self._round))
             self._now = []
@@ -213,14 +211,7 @@ class StepTimer(pl.Callback):
         self._begin_s = self._clock()
 
     @override
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
         self._ends_s.append(self._clock())
 
     @override

@@ -30,7 +30,7 @@ from sparsepipe.models.dsn import (
     batch_size,
     of_domain,
 )
-from sparsepipe.models.metrics import confusion_of, known_columns, most_probable, predicted
+from sparsepipe.models.metrics import confusion_of, known_columns, predicted, predictions_of
 
 log = logging.getLogger(__name__)
 
@@ -313,14 +313,8 @@ class DomainSeparation(Optimised):
     def predict_step(
         self, batch: Mapping[str, Any], batch_idx: int = 0, dataloader_idx: int = 0
     ) -> dict[str, Any]:
-        probability_B, prediction_B = most_probable(self(batch["input"], batch["domain"]))
-        return {
-            "domain": batch["domain"],
-            "index": batch["index"].cpu(),
-            "label": batch["label"].cpu(),
-            "prediction": prediction_B.cpu(),
-            "probability": probability_B.cpu(),
-        }
+        found = predictions_of(batch, self(batch["input"], batch["domain"]))
+        return {"domain": batch["domain"], **{name: each.cpu() for name, each in found.items()}}
 
     def validation_step(
         self, batch: Mapping[str, Any], batch_idx: int, dataloader_idx: int = 0

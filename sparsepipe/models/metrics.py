@@ -16,19 +16,15 @@ from torchmetrics import Metric
 
 IGNORED = -100
 """Label of voxels that do not count, as in PyTorch's cross-entropy."""
-
-
 UNPREDICTED = -2
-"""Predicted class where logits are not finite, which is not a label, not even one that is ignored.
-"""
+"""Predicted class where logits are not finite; no label, not even one that does not count."""
 
 
-def predicted(logits: Tensor, *, keepdim: bool = False) -> Tensor:
+def predicted(logits: Tensor) -> Tensor:
     """Returns the class with the largest logit, int64 [B] or [B, *spatial]; :data:`UNPREDICTED`
     where a logit is NaN or the largest is infinite.
     """
-    is_known = logits.amax(1, keepdim=keepdim).isfinite()
-    return torch.where(is_known, logits.argmax(1, keepdim=keepdim), UNPREDICTED)
+    return torch.where(logits.amax(1).isfinite(), logits.argmax(1), UNPREDICTED)
 
 
 class Accuracy(Metric):
@@ -62,25 +58,21 @@ class Confusion(Metric):
 
     full_state_update = False
     confmat: Tensor
-    unpredicted: Tensor
     of_voxels: Tensor
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        for name, shape in (("confmat", (num_classes, num_classes)), ("unpredicted", num_classes)):
-            zeros = torch.zeros(shape, dtype=torch.int64)
-            self.add_state(name, zeros, dist_reduce_fx="sum")
+        zeros = torch.zeros(num_classes, num_classes + 1, dtype=torch.int64)
+        self.add_state("confmat", zeros, dist_reduce_fx="sum")
         self.add_state("of_voxels", torch.tensor(0), dist_reduce_fx="max")
 
     def update(self, logits: Tensor, label: Tensor) -> None:
         if label.dim() > 1:
             self.of_voxels = torch.ones_like(self.of_voxels)
-        counts = confusion_of(logits, label)
-        self.confmat += counts[:, :-1]
-        self.unpredicted += counts[:, -1]
+        self.confmat += confusion_of(logits, label)
 
     def compute(self) -> Tensor:
-        return known_columns(torch.cat([self.confmat, self.unpredicted[:, None]], 1))
+        return known_columns(self.confmat)
 
 
 class MeanIoU(Confusion):
@@ -123,22 +115,16 @@ _OF_SAMPLE = ("index", "label", "prediction", "probability")
 
 
 def predictions_of(batch: Mapping[str, Tensor], logits_BK: Tensor) -> dict[str, Tensor]:
-    """Returns ``prediction``, its ``probability``, the batch's ``index`` and ``label``; all [B]."""
-    probability_B, prediction_B = most_probable(logits_BK.detach())
+    """Returns ``prediction`` (:func:`predicted`), its ``probability``, NaN where logits are not
+    finite, and the batch's ``index`` and ``label``; all [B].
+    """
+    probability_B, prediction_B = logits_BK.detach().softmax(1).max(1)
     return {
         "index": batch["index"],
         "label": batch["label"],
-        "prediction": prediction_B,
+        "prediction": torch.where(probability_B.isfinite(), prediction_B, UNPREDICTED),
         "probability": probability_B,
     }
-
-
-def most_probable(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the largest probability, NaN where logits are not finite, and its class as
-    :func:`predicted` does.
-    """
-    probability, prediction = logits.softmax(1).max(1)
-    return probability, torch.where(probability.isfinite(), prediction, UNPREDICTED)
 
 
 def confusion_of(logits: Tensor, label: Tensor) -> Tensor:
@@ -148,7 +134,7 @@ def confusion_of(logits: Tensor, label: Tensor) -> Tensor:
     num_classes = logits.shape[1]
     each = torch.tensor([*range(num_classes), UNPREDICTED], device=logits.device)
     each = each.view(1, -1, *[1] * (logits.dim() - 2))
-    is_predicted = predicted(logits, keepdim=True) == each
+    is_predicted = predicted(logits).unsqueeze(1) == each
     true, others = label.unsqueeze(1), [0, *range(2, logits.dim())]
     return torch.stack([(is_predicted & (true == k)).sum(others) for k in range(num_classes)])
 

@@ -24,14 +24,10 @@ def confusion_rows(
     """
     counts = np.asarray(counts_KK, np.int64)
     return [
-        {"actual": actual, "predicted": predicted, counted: int(counts[i, j])}
-        for i, actual in enumerate(classes)
-        for j, predicted in enumerate(_columns(counts, classes))
+        {"actual": actual, "predicted": predicted, counted: int(count)}
+        for actual, row in zip(classes, counts, strict=True)
+        for predicted, count in zip((*classes, style.NOT_FINITE), row, strict=False)
     ]
-
-
-def _columns(counts: NDArray[np.int64], classes: Sequence[str]) -> list[str]:
-    return [*classes, style.NOT_FINITE][: counts.shape[1]]
 
 
 def confusion_figure(
@@ -45,7 +41,7 @@ def confusion_figure(
         counted: what is counted, for the axis.
     """
     counts, classes = np.asarray(counts_KK, np.int64), list(map(style.drawable, classes))
-    num_classes, columns = len(classes), _columns(counts, classes)
+    num_classes, columns = len(classes), [*classes, style.NOT_FINITE][: counts.shape[1]]
     share_KK = _row_shares(counts)
     # Small matrices get roomy cells; at 40 classes two digits must still fit one.
     cell_in = float(np.clip(7.0 / num_classes, 0.27, 0.62))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
+from sparsepipe.runs.best import NONFINITE
 from sparsepipe.runs.ledger_table import Row
 
 if TYPE_CHECKING:
@@ -222,13 +223,14 @@ class Chapter:
 
         Args:
             rows: finished runs; those of another ``study.exhibit`` are left out with a note, as are
-                trainings that began with trained weights.
+                trainings that began with trained weights or have diverged.
             given: overrides of the commands that fill the blocks, such as ``name=mine``.
         """
         own = [
             row
             for row in rows
-            if row.get("study.exhibit") == self.name and not row.get("first_weights")
+            if row.get("study.exhibit") == self.name
+            and not (row.get("first_weights") or row.get(NONFINITE))
         ]
         blocks = []
         for block in self.find(own):

@@ -226,7 +226,7 @@ def claim(sweep: Path) -> None:
 def end_early(error: Exception) -> bool:
     """Calls the final callbacks of a sweep, which Hydra omits if the sweeper raises an error.
 
-    Sweepers that search raise an error if no job has a value, some also if the last job has none.
+    Sweepers that search raise an error if no job has a value.
 
     Returns:
         Whether ``error`` has been logged here, as it is if jobs of a search have failed; if not,
@@ -277,8 +277,8 @@ def _is_grid(config: DictConfig) -> bool:
 
 
 def _let_grids_end() -> None:
-    """Lets Optuna's sweeper end a grid whose last trial has failed: the sampler then stops the
-    study, an error outside of Optuna's own loop that the sweeper ignores after other trials only.
+    """Lets Optuna's sweeper end a grid whose last trial has failed, after which the sampler stops
+    the study: outside of Optuna's own loop, this raises an error.
     """
     from optuna.samplers import GridSampler  # of an extra
 

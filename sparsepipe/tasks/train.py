@@ -103,7 +103,6 @@ class Train(Task):
             "config": recorded_settings(spec.to_dict()),
             "versions": versions(),
         }
-        finite = FiniteOnly(spec.trainer.nonfinite)
         checkpoint = RunCheckpoint(
             run.directory,
             monitor=self.monitor,
@@ -111,17 +110,13 @@ class Train(Task):
             resume=resume,
             record=record,
             loaders=loaders,
-            finite=finite,
+            finite=FiniteOnly(spec.trainer.nonfinite),
         )
         timer, start = TestTimer(), StartLine(run)
         trace = [Trace()] if spec.trainer.trace else []
-        callbacks = [finite, timer, start, run.keep_plan(), loaders]
-        callbacks += [
-            MetricsCsv(run.directory.metrics),
-            StopOnSignal(run.watch, checkpoint),
-            checkpoint,
-            *trace,
-        ]
+        callbacks = [checkpoint.finite, timer, start, run.keep_plan(), loaders]
+        callbacks += [MetricsCsv(run.directory.metrics), StopOnSignal(run.watch, checkpoint)]
+        callbacks += [checkpoint, *trace]
         trainer = run.trainer(callbacks)
         start.test_shapes = _check_splits(run, trainer, data, test=self.test)
         for logger in trainer.loggers:
@@ -132,9 +127,7 @@ class Train(Task):
         if fitted:  # by an earlier process
             done = read_mapping(run.directory.fitted)
         else:
-            done = _fit(
-                run, trainer, module, data, checkpoint=checkpoint, finite=finite, resume=resume
-            )
+            done = _fit(run, trainer, module, data, checkpoint=checkpoint, resume=resume)
             if trace:
                 _write_trace(run, trace[0].gathered())
         values = {**facts, **training_values(run), **done}
@@ -248,7 +241,6 @@ def _fit(
     data: pl.LightningDataModule,
     *,
     checkpoint: RunCheckpoint,
-    finite: FiniteOnly,
     resume: Resume | None,
 ) -> dict[str, Any]:
     """Trains, and returns values for ``result.json``."""
@@ -275,7 +267,7 @@ def _fit(
         **plan_values(run, trainer),
         **kept_values(run),
     }
-    if found := finite.agreed():
+    if found := checkpoint.finite.agreed():
         done[NONFINITE] = found
     if process_group.rank() == 0 and run.directory.last.exists():
         # If a callback ended the training early, a rerun would not otherwise know that it is over.

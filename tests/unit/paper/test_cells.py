@@ -109,10 +109,11 @@ def test_runs_without_a_cell_are_named() -> None:
     unstamped = {k: v for k, v in left_by("table2", job, "old").items() if "study" not in k}
     elsewhere = left_by("table2", job, "odd", "data.resolution=77")
     begun = {**left_by("table2", job, "begun"), "first_weights": "a/last.ckpt"}
+    lost = {**left_by("table2", job, "lost"), "nonfinite": "the loss is nan"}
     first, *_ = CHAPTERS["table2"].blocks(
-        [unstamped, elsewhere, begun, left_by("table2", job, "a")]
+        [unstamped, elsewhere, begun, lost, left_by("table2", job, "a")]
     )
-    assert first.notes[-1] == "Left out: old, odd, begun, which fill no cell of this chapter."
+    assert first.notes[-1] == "Left out: old, odd, begun, lost, which fill no cell of this chapter."
 
 
 def test_cells_do_not_change_the_run() -> None:

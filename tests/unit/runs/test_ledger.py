@@ -1,13 +1,15 @@
-"""What is read of a tree of runs, and what is refused."""
+"""What is read of a tree of runs, also while others write to it, and what is refused."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ from typing import Any
 import pytest
 from pandas.testing import assert_frame_equal
 
-from sparsepipe.errors import DataError
-from sparsepipe.runs.ledger import LOCK, gather, load_results
-from sparsepipe.utils.files import write_csv
+from sparsepipe.errors import DataError, NoRunsError
+from sparsepipe.runs import ledger
+from sparsepipe.runs.ledger import LOCK, gather, load_results, read_tree, run_directories
+from sparsepipe.utils.files import file_lock, write_csv
 
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT / "experiments" / "modelnet40_points" / "result.json"
@@ -268,3 +271,134 @@ def test_nobody_waits_for_pandas_who_reads_no_ledger() -> None:
         check=True, capture_output=True, text=True, timeout=120, cwd=ROOT,
     )  # fmt: skip
     assert done.stdout.strip() == "[]"
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+ROW = {"run_id": "7", "name": "theirs", "kind": "measured"}
+
+
+def leave_others(outputs: Path) -> list[Path]:
+    """Somebody's own table, what Git leaves of a large file, and a ledger with a row twice."""
+    books, pointer, twice = (outputs / name for name in ("books", "pointer", "twice"))
+    for place in (books, pointer, twice):
+        place.mkdir(parents=True)
+    write_csv(books / "ledger.csv", [{"date": "2026-01-01", "euros": 3}])
+    (pointer / "ledger.parquet").write_text(POINTER)
+    write_csv(twice / "ledger.csv", [ROW] * 2)
+    return [books / "ledger.csv", pointer / "ledger.parquet", twice / "ledger.csv"]
+
+
+def test_files_that_are_no_ledgers_are_left_out_with_a_warning(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make("b", "2")
+    gather(tmp_path / "outputs", to=tmp_path / "outputs" / "recorded")
+    shutil.rmtree(tmp_path / "outputs" / "b")
+    make("a", "1")
+    others = leave_others(tmp_path / "outputs")
+    for experiment, found in (("a", ["1"]), ("b", ["2"]), (None, ["1", "2"])):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert ids(tmp_path / "outputs", experiment=experiment) == found
+        assert len(caplog.messages) == len(others) == 3
+        for file, message in zip(others, caplog.messages, strict=True):
+            assert message.startswith(str(file))
+            assert "the ledger is left out. remedy: write it anew" in message
+
+
+def test_where_nothing_else_is_there_no_run_is_finished(tmp_path: Path) -> None:
+    leave_others(tmp_path / "outputs")
+    with pytest.raises(NoRunsError, match="outputs has no finished run"):
+        load_results(tmp_path / "outputs", experiment="a")
+
+
+@pytest.mark.parametrize("name", ["books", "pointer", "twice"])
+def test_a_given_file_that_is_no_ledger_is_refused(make: Make, tmp_path: Path, name: str) -> None:
+    """By its directory or by the name of an experiment, as by its own."""
+    outputs = make("a", "1").parents[1]
+    (file,) = [path for path in leave_others(outputs) if path.parent.name == name]
+    for where, experiment in ((file, None), (outputs / name, None), (outputs, name)):
+        with pytest.raises(DataError, match=r"is not a valid ledger|more than once") as error:
+            load_results(where, experiment=experiment)
+        assert error.value.message.startswith(str(file))
+
+
+def test_unfinished_runs_are_named_rather_than_other_experiments(
+    make: Make, tmp_path: Path
+) -> None:
+    outputs = tmp_path / "outputs"
+    make("b", "2").parent.rename(tmp_path / "runs")
+    gather(tmp_path / "runs", to=outputs / "recorded")
+    for run_id in ("1", "3"):
+        make("a", run_id, done=False)
+    with pytest.raises(NoRunsError, match="a has no finished run, but 2 unfinished") as error:
+        load_results(outputs, experiment="a")
+    assert "resumes unfinished runs" in error.value.remedy
+    with pytest.raises(NoRunsError, match="no finished run of experiment 'c'") as error:
+        load_results(outputs, experiment="c")
+    assert "choose one of b" in error.value.remedy
+    gather(tmp_path / "runs", to=outputs / "a")
+    assert list(load_results(outputs / "a")["run_id"]) == ["2"], "a ledger beside what is begun"
+
+
+GATHERING = """
+from sparsepipe.runs.ledger import gather
+print("begun")
+print(len(gather("outputs/swept")))
+"""
+
+
+def test_who_waits_reads_what_has_been_finished_meanwhile(make: Make, tmp_path: Path) -> None:
+    """Else it would write the rows of before over those of who was quicker."""
+    place = make("swept", "1").parent
+    command = [sys.executable, "-u", "-c", GATHERING]
+    with file_lock(place / LOCK):
+        other = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        assert other.stdout is not None
+        assert other.stdout.readline() == "begun\n"
+        time.sleep(0.5)
+        make("swept", "2")
+    assert other.communicate(timeout=120)[0] == "2\n"
+    assert ids(place / "ledger.csv") == ["1", "2"]
+
+
+def test_whoever_holds_it_for_ever_is_named(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "_LIMIT_S", 0.1)
+    place = make("swept", "1").parent
+    with (place / LOCK).open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match=r"writing the ledger in .*swept for 0\.1 s"):
+            gather(place)
+    assert not (place / "ledger.csv").exists()
+    assert len(gather(place)) == 1
+
+
+def test_a_directory_may_go_before_it_is_looked_into(make: Make, tmp_path: Path) -> None:
+    first = make("a", "1")
+    other = make("b", "2")
+    found = run_directories(tmp_path)
+    assert next(found) == first
+    shutil.rmtree(other.parent)
+    assert list(found) == []
+
+
+def test_a_run_may_be_started_anew_while_it_is_read(
+    make: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kept, anew = make("a", "1"), make("a", "2")
+    read = ledger.read_mapping
+
+    def while_others_work(path: Path, **needed: Any) -> Any:
+        if anew in path.parents and anew.exists():
+            shutil.rmtree(anew)
+        return read(path, **needed)
+
+    monkeypatch.setattr(ledger, "read_mapping", while_others_work)
+    with caplog.at_level(logging.WARNING):
+        tree = read_tree(tmp_path)
+    assert list(tree.rows) == [kept]
+    assert (tree.unfinished, tree.broken) == ([anew], [])
+    assert not caplog.messages

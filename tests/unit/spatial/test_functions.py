@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torchmetrics import Accuracy, JaccardIndex, MeanSquaredError
 from torchmetrics.segmentation import DiceScore
 
+from sparsepipe.models.metrics import confusion_of
 from sparsepipe.spatial import Grid, Shard
 from sparsepipe.spatial.shard import shard_of, whole
 from tests.support.processes import run_shared
@@ -83,6 +84,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "dice": dice,
     "shuffled": shuffled,
     "metrics": measured,
+    "not finite": lambda x: confusion_of(x / (x > -1), labels(x)),
 }
 
 

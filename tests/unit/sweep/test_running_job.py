@@ -14,7 +14,7 @@ import yaml
 
 from sparsepipe.sweep import running_job
 from sparsepipe.sweep.process import JobProcess
-from sparsepipe.sweep.record import JobRecord, SweptJob, keep_record, record_of
+from sparsepipe.sweep.record import JobRecord, SweptJob, keep_record, record_of, write_started
 from sparsepipe.sweep.running_job import ReadyJob, RunningJob
 from sparsepipe.sweep.slots import Demand, Grant, Settings
 from sparsepipe.utils.host import usable_core_numbers
@@ -152,3 +152,20 @@ def test_the_record_of_another_process_says_nothing_of_a_job(
     record = looked_after(job, "raise SystemExit(5)")
     assert (record.status, record.exit_code, record.run) == ("failed", 5, None)
     assert "left no record" in (record.error or "")
+
+
+def test_a_training_is_as_far_as_its_epochs(ready: Callable[..., ReadyJob], tmp_path: Path) -> None:
+    asked = ready()
+    asked.job.path.mkdir(parents=True)
+    asked = replace(asked, spec=tiny_spec(**{"trainer.max_epochs": 4}))
+    with subprocess.Popen([sys.executable, "-c", ""]) as first:
+        job = RunningJob(ready=asked, grant=GRANT, process=JobProcess(first, MARK))
+    metrics = tmp_path / "run" / "metrics.csv"
+    metrics.parent.mkdir()
+    assert job.share() is None, "its run is unknown"
+    write_started(asked.job, metrics.parent, mark=None)
+    assert job.share() is None, "no epoch is over"
+    metrics.write_text("epoch,step\n0,8\n1,16\n")
+    assert job.share() == 0.5
+    metrics.write_bytes(b"\xff\n\x81\n")
+    assert job.share() == 0.25, "a file that is not a text ends no sweep"
