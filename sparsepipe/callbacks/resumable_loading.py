@@ -8,6 +8,7 @@ back. Any other loader starts its epoch again.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 from collections.abc import Iterator, Mapping
@@ -187,7 +188,7 @@ class ResumableLoaders(pl.Callback):
             elif (
                 not isinstance(loader, DataLoader)
                 or has_iterable_dataset(loader)
-                or type(loader).__iter__ is not DataLoader.__iter__
+                or inspect.unwrap(type(loader).__iter__) is not DataLoader.__iter__
             ):
                 return f"{name} is not a plain DataLoader of a map-style data set"
             else:

@@ -67,6 +67,7 @@ class SampleShards:
                     self._share_draws(loader)
                 return kind.__iter__(loader)
 
+            begin.__wrapped__ = kind.__iter__  # type: ignore[attr-defined]
             self._classes.append((loader, kind))
             loader.__class__ = type(kind.__name__, (kind,), {"__iter__": begin})
         data: Any = getattr(loader, "dataset", None)
