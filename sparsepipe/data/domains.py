@@ -97,8 +97,7 @@ class DomainDataModule(pl.LightningDataModule):
     @property
     def input_kind(self) -> str | None:
         """Kind of the source's inputs, such as ``sparse`` or ``dense 2D``; None if unknown."""
-        kind: str | None = getattr(self._source, "input_kind", None)
-        return kind
+        return getattr(self._source, "input_kind", None)
 
     def fingerprint(self) -> str:
         """Returns a hex digest of the data of all domains."""

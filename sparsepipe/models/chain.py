@@ -46,17 +46,15 @@ _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 def input_kind(network: nn.Module) -> str | None:
-    """Returns what a network takes, ``sparse`` or ``dense 3D``, say, by its first convolution.
-
-    None where the first layer is another one or in a module of the user's, which may reshape.
+    """Returns what a network takes, such as ``sparse`` or ``dense 3D``, by its first convolution;
+    None if this is in a module of the user's, or follows another layer, which may reshape.
     """
     for module in network.modules():
         if isinstance(module, sparse.Conv3d):
             return "sparse"
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             return f"dense {len(module.kernel_size)}D"
-        is_own = type(module).__module__.startswith("sparsepipe.")
-        if not (is_own or isinstance(module, nn.Sequential)):
+        if not (type(module) is nn.Sequential or type(module).__module__.startswith("sparsepipe.")):
             break
     return None
 
@@ -64,11 +62,10 @@ def input_kind(network: nn.Module) -> str | None:
 def check_input(given: str | None, taken: str | None) -> None:
     """Raises a ConfigError if data are of another kind than a network takes; None: unknown."""
     if None not in (given, taken) and given != taken:
-        is_setting = {given, taken} == {"sparse", "dense 3D"}
         raise ConfigError(
             f"the network is {taken}, but its input is {given}",
-            remedy=f"choose a model for {given} data, or {taken} data"
-            + f" (of meshes and clouds: data.representation={str(taken).split()[0]})" * is_setting,
+            remedy=f"choose a model for {given} data, or {taken} data (for meshes and clouds, set "
+            "data.representation=sparse or dense)",
         )
 
 

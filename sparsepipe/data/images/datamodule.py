@@ -73,6 +73,9 @@ class ImageDataModule(SplitDataModule):
         batch_size: as in ``ShapeDataModule``, like the arguments after it.
     """
 
+    input_kind = "dense 2D"
+    """Kind of the inputs."""
+
     def __init__(
         self,
         root: Path | str | None = None,
@@ -93,9 +96,6 @@ class ImageDataModule(SplitDataModule):
         """Class names, indexed by the labels."""
         self._shift = shift
         self._cache = expanded(cache_dir).absolute()
-
-    input_kind = "dense 2D"
-    """Kind of the inputs."""
 
     @property
     def in_channels(self) -> int:
@@ -160,12 +160,15 @@ class _ResizedImage:
                     f"{path} has more than 8 bits per channel ({image.mode})",
                     remedy="convert it to 8 bits per channel",
                 )
-            frames = getattr(image, "n_frames", 1)
-            if frames > 1 and image.format != "MPO":  # photos of cameras, with previews
-                raise DataError(
-                    f"{path} has {frames} images, of which the first alone would be read",
-                    remedy="write each image to a file of its own",
-                )
+            frames, size = getattr(image, "n_frames", 1), image.size
+            if frames > 1 and image.format != "MPO":  # photos of cameras
+                image.seek(frames - 1)
+                if image.size == size:  # smaller ones are previews
+                    raise DataError(
+                        f"{path} has {frames} images, of which the first alone would be read",
+                        remedy="write each image to a file of its own",
+                    )
+                image.seek(0)
             upright = ImageOps.exif_transpose(image).convert(_MODES[self.channels])
         height, width = self.size
         pixels = np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR))

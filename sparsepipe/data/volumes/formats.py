@@ -91,7 +91,12 @@ def decompress(path: Path, target: Path, *, channel_axis: ChannelAxis | None = N
 
 
 def _tiff_array(path: Path, channel_axis: ChannelAxis | None) -> NDArray[Any]:
-    """Reads the only image of a TIFF file, or its single pages of one shape as a stack."""
+    """Reads the only image of a TIFF file, or its single pages of one shape as a stack.
+
+    If the file names its axes, that of channels must be at ``channel_axis``: S, the samples of a
+    pixel such as its colours, or else C, which tifffile leaves out of OME and ImageJ files where it
+    has length 1.
+    """
     with import_module("tifffile").TiffFile(path) as file:
         len(file.pages)  # follows all offsets; of a wrong one, tifffile only logs an error
         file.filehandle.seek(file.pages.next_page_offset)
@@ -100,68 +105,49 @@ def _tiff_array(path: Path, channel_axis: ChannelAxis | None) -> NDArray[Any]:
             raise ValueError("it is cut off: its next page begins after its end")
         # Thumbnails, and the smaller images of pyramids, are marked as reduced.
         series = [each for each in file.series if not each.keyframe.is_reduced] or file.series[:1]
-        first, kinds = series[0], [f"{list(each.shape)} of {each.dtype}" for each in series]
-        if len(series) > 1 and (first.kind == "ome" or len({*kinds}) > 1 or len(first) > 1):
-            listed = ", ".join(dict.fromkeys(kinds))
+        first, kinds = series[0], {f"{list(each.shape)} of {each.dtype}" for each in series}
+        if len(series) > 1 and (first.kind == "ome" or len(kinds) > 1 or len(first) > 1):
+            listed = ", ".join(sorted(kinds))
             raise ValueError(f"it has {len(series)} images, not one or equal pages: {listed}")
         if first.kind == "ome" and any(page is None for page in first):
             raise ValueError("pages that its metadata name are missing, or are in another file")
         arrays: list[NDArray[Any]] = [each.asarray().reshape(each.shape) for each in series]
-        is_named = first.kind not in _UNNAMED or any(
-            "axes" in each for each in file.shaped_metadata or ()
-        )
-    if len(series) > 1:
-        return np.stack(arrays)
-    has_samples = "S" in first.axes  # of each pixel, such as red, green and blue
-    if channel_axis is None or not (is_named or has_samples):
-        return arrays[0]
-    return _with_channels(path, arrays[0], first, channel_axis)
-
-
-def _with_channels(
-    path: Path, values: NDArray[Any], series: Any, channel_axis: ChannelAxis
-) -> NDArray[Any]:
-    """Returns the values of a TIFF file that names its axes, whose channels are C or S.
-
-    Of axes of length 1, which tifffile leaves out of OME and ImageJ files, that of channels stays.
-    """
-    axes, shape = series.get_axes(squeeze=False), series.get_shape(squeeze=False)
-    named = [at for at, name in enumerate(axes) if name in "CS"]
-    several = [at for at in named if shape[at] > 1]
-    channel = next(iter(several or named), -1)
-    kept = [
-        at
-        for at, name in enumerate(axes)
-        if at == channel or series.shape == shape or shape[at] > 1 or name in "XY"
-    ]
-    wanted = 0 if channel_axis == "first" else len(kept) - 1
-    if channel < 0 or len(several) > 1 or (several and kept[wanted] != channel):
-        raise DataError(
-            f"{path} has the axes {axes} of sizes {list(shape)}, which contradicts "
-            f"data.source.channel_axis={channel_axis}",
-            remedy="set data.source.channel_axis to the place of its axis C or S, or to null "
-            "without channels; or write the file with the right axes, channels first or last",
-        )
-    values = values.reshape([shape[at] for at in kept])
-    return np.moveaxis(values, kept.index(channel), wanted)
+        axes, all_axes, metadata = first.axes, first.get_axes(squeeze=False), file.shaped_metadata
+    values = arrays[0] if len(arrays) == 1 else np.stack(arrays)
+    axes = "Q" * (len(arrays) > 1) + axes
+    place, channels = 0 if channel_axis == "first" else -1, "S" if "S" in axes else "C"
+    is_guessed = first.kind in _UNNAMED and not any("axes" in each for each in metadata or ())
+    if channel_axis is None or axes[place] == channels or (is_guessed and "S" not in axes):
+        return values
+    if channels not in axes and {*"CS"} & {*all_axes}:
+        return np.expand_dims(values, place)
+    raise DataError(
+        f"{path} has the axes {axes} of sizes {list(values.shape)}, which contradicts "
+        f"data.source.channel_axis={channel_axis}",
+        remedy="set data.source.channel_axis to the place of its axis C or S, or to null without "
+        "channels; or write the file with the right axes, channels first or last",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where the voxels of a file are: the positions of the corner ones, in mm.
+    """Where the voxels of a file are: ``affine_44`` maps indices along the first three axes to mm.
 
-    ``text`` gives the directions of the axes, such as RAS, and the size of a voxel, whose shortest
-    side is ``voxel_mm``.
+    ``sizes`` are those of these axes; ``text`` gives their directions, such as RAS, and the size of
+    a voxel.
     """
 
-    corners_83: NDArray[np.float64]
-    voxel_mm: float
+    affine_44: NDArray[np.float64]
+    sizes: tuple[int, ...]
     text: str
 
     def distance(self, other: Placement) -> float:
-        """Returns how far apart the corners of the two volumes are at most, in voxels."""
-        apart_8 = np.linalg.norm(self.corners_83 - other.corners_83, axis=1)
-        return float(apart_8.max() / self.voxel_mm)
+        """Returns how far the other affine moves the corners of this volume, in its voxels."""
+        ends = [(0, size - 1) for size in self.sizes]
+        corners_84 = np.array([(*corner, 1) for corner in itertools.product(*ends)])
+        apart_84 = corners_84 @ (self.affine_44 - other.affine_44).T
+        side = np.linalg.norm(self.affine_44[:3, :3], axis=0).min()
+        return float(np.linalg.norm(apart_84, axis=1).max() / side)
 
 
 def placement_of(path: Path) -> Placement | None:
@@ -175,12 +161,9 @@ def placement_of(path: Path) -> Placement | None:
         affine_44 = np.asarray(image.affine, np.float64)
         if not is_known or not np.isfinite(affine_44).all() or not np.linalg.det(affine_44):
             return None
-        ends = [(0, size - 1) for size in (*image.shape, 1, 1)[:3]]
-        corners_84 = np.array([(*corner, 1) for corner in itertools.product(*ends)]) @ affine_44.T
-        sides_3 = np.linalg.norm(affine_44[:3, :3], axis=0)
-        axes = "".join(map(str, nibabel.aff2axcodes(affine_44)))
-    text = f"{axes} of {' x '.join(f'{side:.3g}' for side in sides_3)} mm"
-    return Placement(corners_83=corners_84[:, :3], voxel_mm=sides_3.min(), text=text)
+        sides = " x ".join(f"{side:.3g}" for side in np.linalg.norm(affine_44[:3, :3], axis=0))
+        text = f"{''.join(nibabel.aff2axcodes(affine_44))} of {sides} mm"
+        return Placement(affine_44=affine_44, sizes=(*image.shape, 1, 1)[:3], text=text)
 
 
 def _numeric(array: Any) -> Any:

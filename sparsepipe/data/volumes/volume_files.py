@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -183,8 +183,11 @@ class VolumeFiles:
             )
         self._root, self._labels, self._cache = root, labels, cache
         self._given = tuple(map(str, classes or ()))
-        self._channel_axis, self._mean, self._std = channel_axis, mean, std
-        self._fill, self._ignore = fill, ignore
+        self._channel_axis: ChannelAxis | None = channel_axis
+        self._reading: dict[str, Any] = {
+            **{"channel_axis": channel_axis, "mean": mean, "std": std},
+            **{"fill": fill, "ignore": ignore},
+        }
 
     @cached_property
     def _listing(self) -> tuple[tuple[str, ...], Entries]:
@@ -245,17 +248,13 @@ class VolumeFiles:
         files = [path for path, _ in entries]
         label_files = [label for _, label in entries if isinstance(label, Path)]
         inputs, voxels = self._readable(files, self._channel_axis), self._readable(label_files)
+        partial_copies = list[str]()
         for number, path in enumerate((*files, *label_files)):
             is_input = number < len(files)
             with open_volume((inputs if is_input else voxels)[path]) as array:
                 shape, chunks = tuple(array.shape), getattr(array, "nchunks", 0)
-                missing = chunks - array.nchunks_initialized if chunks and is_input else 0
-            if missing:
-                log_once(
-                    f"{missing} of {chunks} chunks of {path} are not stored, and are read as its "
-                    "fill value: correct for empty chunks, but not in a partial copy",
-                    level=logging.WARNING,
-                )
+                if is_input and chunks and (lost := chunks - array.nchunks_initialized):
+                    partial_copies.append(f"{path} ({lost} of {chunks})")
             wanted = self._first_shape if is_input else self.sample_sizes
             if shape != wanted:
                 raise DataError(
@@ -263,19 +262,20 @@ class VolumeFiles:
                     remedy="crop, pad or resample all inputs to one shape, and write one label for "
                     "each voxel, without channels",
                 )
-        labels = [label if isinstance(label, int) else 0 for _, label in entries]
+        if partial_copies:
+            log_once(
+                "zarr inputs lack chunks, which are read as the fill value: correct for empty "
+                f"chunks, but not in a partial copy: {named(partial_copies)}",
+                level=logging.WARNING,
+            )
         return FileSamples(
             inputs=tuple(inputs[path] for path in files),
             voxels=tuple(voxels[path] for path in label_files),
             files=tuple(map(str, files)),
             label_files=tuple(map(str, label_files)),
-            labels_S=np.array(labels, np.int64),
+            labels_S=np.array([0 if isinstance(x, Path) else x for _, x in entries], np.int64),
             num_classes=len(classes),
-            channel_axis=self._channel_axis,
-            mean=self._mean,
-            std=self._std,
-            fill=self._fill,
-            ignore=self._ignore,
+            **self._reading,
         )
 
     @cached_property
@@ -291,7 +291,7 @@ class VolumeFiles:
                 continue
             found.setdefault(place.text, []).append(str(path))
             other = placement_of(label) if isinstance(label, Path) else None
-            if other is not None and (apart := place.distance(other)) > _SAME_PLACE:
+            if other is not None and (apart := other.distance(place)) > _SAME_PLACE:
                 raise DataError(
                     f"voxels of {path} ({place.text}) and of its labels {label} ({other.text}) are "
                     f"up to {apart:.3g} voxels apart, by their affines",

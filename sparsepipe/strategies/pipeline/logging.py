@@ -155,7 +155,8 @@ class LogReplay:
                 # options of an earlier one is added to it without them.
                 can_add = results is not None and results.dataloader_idx is None
                 key, options = f"{hook}.{note.name}", dict(note.options)
-                size = options.pop("batch_size", None) or 1
+                if (size := options.pop("batch_size", None)) is None:  # 0 counts as 0
+                    size = 1
                 if can_add and not isinstance(value, float | int):
                     if key in results and self._options.get(key) == options:
                         results.update_metrics(key, value, size)

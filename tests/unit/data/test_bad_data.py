@@ -33,25 +33,3 @@ def test_a_fault_ends_with_its_code_message_and_remedy(
     assert process.returncode == DataError.exit_code, errors
     assert key in errors.partition("remedy:")[2]
     assert "Traceback" not in errors
-
-
-@pytest.mark.full
-def test_corrupt_files_are_listed_and_the_run_goes_on(
-    make_tree: Callable[..., Path], tmp_path: Path
-) -> None:
-    root = make_tree(4)
-    faults = {
-        "ball_0001": "OFF\n8 12 0\n0 0 0\n1 1 1\n",
-        "box_0002": "OFF\n3 1 0\n0 0 nan\n1 0 0\n0 1 0\n3 0 1 2\n",
-        "rod_0003": "OFF\n3 1 0\n0 0 0\n1 0 0\n2 0 0\n3 0 1 2\n",
-    }
-    for name, text in faults.items():
-        (root / name.split("_")[0] / "train" / f"{name}.off").write_text(text)
-    process = start(tiny(root, tmp_path), tmp_path)
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert (Path(output.splitlines()[-1]) / "DONE.json").is_file()
-    assert "3 of 12 train files are corrupt and left out" in errors
-    for name, fault in zip(faults, ("truncated", "not finite", "zero area"), strict=True):
-        line = next(line for line in errors.splitlines() if f"train/{name}.off: " in line)
-        assert fault in line

@@ -132,20 +132,6 @@ def test_workers_and_order_do_not_change_a_byte(
     np.testing.assert_array_equal(alone.meta_SK, together.meta_SK)
 
 
-@pytest.mark.full
-def test_two_builders_at_once_make_one_whole_cache(
-    make_tree: Callable[..., Path], tmp_path: Path
-) -> None:
-    root = make_tree(60, test_per_class=1)
-    processes = [start_build(root, tmp_path / "c", workers=1) for _ in range(2)]
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
-    cached, alone = rows_of(root, tmp_path / "c"), rows_of(root, tmp_path / "alone")
-    assert not cached.is_new
-    np.testing.assert_array_equal(cached.rows.array, alone.rows.array)
-
-
 def test_waiting_for_another_builder_has_a_limit(
     make_tree: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -121,7 +121,8 @@ def test_voxels_of_clouds(
         assert_same(others, found[0])
 
 
-def test_voxels_of_meshes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("span", ["extent", "cube", "sphere"])
+def test_voxels_of_meshes(tmp_path: Path, span: Span) -> None:
     """Points sampled with the same seed, and the surface itself."""
     rng = np.random.default_rng(2)
     vertices_V3 = rng.uniform(-2, 2, (30, 3))
@@ -134,11 +135,11 @@ def test_voxels_of_meshes(tmp_path: Path) -> None:
         lines += [f"3 {a} {b} {c}" for a, b, c in faces_F3]
         path.write_text("\n".join([f"OFF\n30 {len(faces_F3)} 0", *lines]))
         steps_P3, frame = sampler(path, "0")
-        middle_3, half_3 = grid_box(frame[:3], frame[3:6], frame[6:9], frame[9], span="cube")
+        middle_3, half_3 = grid_box(frame[:3], frame[3:6], frame[6:9], frame[9], span=span)
         cloud_P3 = steps_P3 / 65_535 * (frame[3:6] - frame[:3]) + frame[:3]
         coords_M3 = voxelise((cloud_P3 - middle_3) / half_3, resolution=side)
         points.append(set(map(tuple, coords_M3.tolist())))
-        bits, _ = SurfaceVoxels(sampler=sampler, resolution=side, span="cube")(path, "0")
+        bits, _ = SurfaceVoxels(sampler=sampler, resolution=side, span=span)(path, "0")
         surfaces.append({(int(key),) for key in np.flatnonzero(np.unpackbits(bits))})
     for found in (points, surfaces):
         assert_same(found[1:], [found[0]] * len(OFFSETS))

@@ -114,7 +114,8 @@ def test_grey_images_and_faults(studio: Path, tmp_path: Path) -> None:
     pages[0].save(studio / "phone" / "pages.tif", save_all=True, append_images=pages[1:])
     with pytest.raises(DataError, match=r"pages.tif has 2 images"):
         ready(images(studio, tmp_path / "cache"))
-    (studio / "phone" / "pages.tif").unlink()
+    preview = [Image.new("L", (3, 3))]
+    pages[0].save(studio / "phone" / "pages.tif", save_all=True, append_images=preview)
     whole = (studio / "studio" / "red" / "red_0.jpg").read_bytes()
     Image.new("1", (9, 9)).save(tmp_path / "huge.png")
     huge = bytearray((tmp_path / "huge.png").read_bytes())

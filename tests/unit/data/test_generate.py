@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -74,18 +73,6 @@ def test_a_folder_of_other_settings_is_refused(tmp_path: Path, change: dict[str,
         generate_shapes(tmp_path, **{**SMALL, **change})
     assert str(tmp_path) in caught.value.remedy
     assert contents(tmp_path) == before
-
-
-def test_settings_are_recorded(tmp_path: Path) -> None:
-    generate_shapes(tmp_path, **SMALL)
-    recorded = json.loads((tmp_path / "shapes.json").read_text())
-    assert recorded == {
-        "classes": ["chair", "mug"],
-        "train_per_class": 4,
-        "test_per_class": 3,
-        "seed": 7,
-        "modeller_version": generate.MODELLER_VERSION,
-    }
 
 
 def test_other_data_is_left_alone(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from sparsepipe.data.shape_rows import (
     sample_triangles,
     surface_lattice,
 )
-from sparsepipe.data.voxels import Span, grid_box
+from sparsepipe.data.voxels import grid_box
 
 DIGEST = "00ff" * 8
 
@@ -99,22 +99,6 @@ def test_a_flat_mesh_is_quantised(tmp_path: Path) -> None:
     stored_P3, frame = ShapeSampler(50, 0)(tmp_path / "t.off", DIGEST)
     assert set(stored_P3[:, 2].tolist()) == {0}
     assert frame[2] == frame[5] == 0
-
-
-@pytest.mark.parametrize("span", ["extent", "cube", "sphere"])
-def test_distance_from_the_origin_does_not_matter(tmp_path: Path, span: Span) -> None:
-    ball = trimesh.creation.icosphere(subdivisions=2)
-    write_off(ball, tmp_path / "near.off")
-    write_off(ball.apply_translation([1e7, -3e7, 2e7]), tmp_path / "far.off")
-    sampler = ShapeSampler(512, 0)
-    near, far = (sampler(tmp_path / f"{name}.off", DIGEST) for name in ("near", "far"))
-    assert np.abs(near[0].astype(int) - far[0]).max() <= 1
-    np.testing.assert_allclose(near[1], far[1], atol=1e-4)
-    voxels = [
-        np.unpackbits(SurfaceVoxels(sampler, 16, span)(tmp_path / f"{name}.off", DIGEST)[0])
-        for name in ("near", "far")
-    ]
-    assert (voxels[0] != voxels[1]).mean() < 1e-3
 
 
 GOLDEN_POINTS = [

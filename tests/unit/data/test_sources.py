@@ -19,7 +19,7 @@ from sparsepipe.data.sources import (
     NpzBundle,
     OffTree,
 )
-from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.errors import DataError
 
 
 @pytest.fixture
@@ -150,13 +150,6 @@ def test_a_missing_root_and_another_layout_are_refused(
     with pytest.raises(DataError, match=str(tmp_path)) as caught:
         source(tmp_path).load("train", settings)
     assert caught.value.remedy
-
-
-def test_settings_of_generated_shapes_are_checked(tmp_path: Path) -> None:
-    for wrong in ({"train_per_class": 0}, {"classes": ["spoon"]}):
-        with pytest.raises(ConfigError, match=r"train_per_class=0|spoon"):
-            GeneratedShapes(tmp_path / "shapes", **wrong)  # type: ignore[arg-type]
-    assert not (tmp_path / "shapes").exists()
 
 
 def test_an_empty_class_folder_is_refused_in_training_only(

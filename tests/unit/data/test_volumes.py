@@ -24,7 +24,7 @@ from sparsepipe.config.compose import config_dir, resolve
 from sparsepipe.data import GeneratedVolumes, VolumeDataModule, VolumeFiles
 from sparsepipe.data.volumes import generated
 from sparsepipe.data.volumes.drawing import TEXTURES, draw_labels, draw_objects
-from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.errors import ConfigError
 from sparsepipe.utils.process import give_freed_memory_back
 from tests.support.processes import run
 
@@ -197,18 +197,6 @@ def test_of_several_processes_one_writes(tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted((tmp_path / "written").read_text().split()) == ["test", "train"]
 
 
-@pytest.mark.full
-def test_worker_processes_read_the_part(tmp_path: Path) -> None:
-    data = drawn(tmp_path, [24, 31])
-    whole = next(iter(data.test_dataloader()))
-    data._num_workers = 1
-    loader = data.test_dataloader()
-    loader.dataset.read_part((slice(12, 24), slice(0, 15)))
-    batch = next(iter(loader))
-    assert torch.equal(batch["input"], whole["input"][..., 12:24, 0:15])
-    assert torch.equal(batch["label"], whole["label"][..., 12:24, 0:15])
-
-
 def test_what_is_interrupted_leaves_no_sample_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,12 +219,6 @@ def test_what_is_interrupted_leaves_no_sample_behind(
     leftover.touch()
     assert np.array_equal(drawn(tmp_path / "cache", [16, 16]).samples("train").inputs.array, whole)
     assert not leftover.exists()
-
-
-def test_too_little_space_is_seen_beforehand(small_disk: Path) -> None:
-    with pytest.raises(DataError, match="No space left") as caught:
-        drawn(small_disk, [512, 512], train_samples=64)
-    assert "data.cache_dir" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

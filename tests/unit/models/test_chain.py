@@ -85,6 +85,29 @@ def test_nothing_runs_twice_without_gradients() -> None:
 
 
 @pytest.mark.parametrize(
+    ("make", "settings", "sizes"),
+    [
+        ("cnn1d", {"width": 0.2}, [(29,)]),
+        ("cnn2d", {"width": 0.2}, [(13, 22)]),
+        ("cnn3d", {"width": 0.2}, [(7, 8, 5)]),
+        ("fcn2d", {"width": 0.05}, [(32, 64), (37, 50), (63, 71)]),
+        ("unet3d", {"width": 0.1}, [(8, 8, 8), (9, 11, 13), (15, 8, 10)]),
+        ("densenet3d", {"width": 0.1, "blocks": (1, 2, 1)}, [(32, 32, 32), (33, 41, 37)]),
+        ("convnext_tiny", {"width": 0.1, "blocks": (1, 1, 2, 1)}, [(32, 64), (37, 50)]),
+    ],
+)
+def test_logits_of_samples_and_of_positions_of_any_size(make, settings, sizes) -> None:
+    for size in sizes:
+        x = torch.randn(2, 3, *size)
+        for head, spatial in (("classification", ()), ("segmentation", size)):
+            net = getattr(models, make)(5, in_channels=3, head=head, **settings)
+            logits = net(x)
+            assert logits.shape == (2, 5, *spatial)
+        logits.square().sum().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+
+
+@pytest.mark.parametrize(
     ("net", "least"),
     [
         (models.cnn2d(3, width=0.1), (4, 4)),

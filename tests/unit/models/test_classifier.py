@@ -185,11 +185,25 @@ def test_an_input_of_the_other_form_is_refused(form) -> None:
     inputs = {"sparse": batch["input"], "dense": batch["input"].dense()}
     module(inputs.pop(form))
     ((other, x),) = inputs.items()
-    with pytest.raises(
-        ConfigError, match=f"network is {form}.*, but its input is {other}"
-    ) as error:
+    said = f"network is {form}.*, but its input is {other}"
+    with pytest.raises(ConfigError, match=said) as error:
         module(x)
-    assert f"data.representation={form}" in error.value.remedy
+    assert "data.representation" in error.value.remedy
+
+
+class Flat(nn.Sequential):
+    """Layers of the user's, which take signals of flattened images."""
+
+    def forward(self, x):
+        return super().forward(x.flatten(2))
+
+
+def test_inputs_of_another_dimension_are_refused_unless_the_user_reshapes_them() -> None:
+    layers = nn.Conv1d(1, 2, 3, padding=1), nn.AdaptiveAvgPool1d(1), nn.Flatten()
+    make = partial(Classifier, num_classes=2, optimizer=torch.optim.SGD)
+    with pytest.raises(ConfigError, match="network is dense 1D, but its input is dense 2D"):
+        make(nn.Sequential(*layers))(torch.zeros(4, 1, 3, 5))
+    assert make(nn.Sequential(Flat(*layers)))(torch.zeros(4, 1, 3, 5)).shape == (4, 2)
 
 
 class Bands(torch.utils.data.Dataset):
@@ -299,15 +313,6 @@ def test_one_cycle_lasts_exactly_the_training(tmp_path) -> None:
         expected.step() if expected.last_epoch < 9 else None
     assert len(rates) == 10
     assert max(rates) == pytest.approx(0.5, rel=0.05)
-
-
-def test_predict_returns_one_entry_a_shape(tmp_path) -> None:
-    module = classifier()
-    batches = trainer(tmp_path).predict(module, DataLoader(Samples(7), batch_size=3))
-    assert torch.cat([b["index"] for b in batches]).tolist() == list(range(7))
-    with torch.no_grad():
-        expected = module.layers(Samples(7).x).softmax(dim=1).max(dim=1)
-    assert torch.allclose(torch.cat([b["probability"] for b in batches]), expected.values)
 
 
 class Rates(pl.Callback):

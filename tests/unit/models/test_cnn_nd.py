@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from sparsepipe import models
-
-SIZES = {1: (29,), 2: (13, 22), 3: (7, 8, 5)}
-
-
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
-def test_logits_of_samples_and_of_voxels_of_any_size(dimensions: int) -> None:
-    make = getattr(models, f"cnn{dimensions}d")
-    x = torch.randn(2, 3, *SIZES[dimensions])
-    assert make(5, in_channels=3, width=0.2)(x).shape == (2, 5)
-    voxels = make(5, in_channels=3, width=0.2, head="segmentation")
-    logits = voxels(x)
-    assert logits.shape == (2, 5, *SIZES[dimensions])
-    F.cross_entropy(logits, torch.zeros(2, *SIZES[dimensions], dtype=torch.int64)).backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in voxels.parameters())
 
 
 def test_levels_double_channels_and_halve_the_resolution() -> None:

@@ -75,13 +75,6 @@ def test_published_features_load_where_pixels_are_classified() -> None:
     assert sorted(unexpected) == ["classifier.2.bias", "classifier.2.weight"]
 
 
-@pytest.mark.parametrize("size", [(32, 64), (37, 50)])
-def test_logits_of_images_and_of_pixels(size: tuple[int, int]) -> None:
-    x = torch.randn(2, 3, *size)
-    assert models.convnext_tiny(5, **TINY)(x).shape == (2, 5)
-    assert models.convnext_tiny(5, head="segmentation", **TINY)(x).shape == (2, 5, *size)
-
-
 def test_a_block_is_the_papers() -> None:
     torch.manual_seed(0)
     block = CNBlock(6, layer_scale=0.5, stochastic_depth=0.0, checkpointing=False).double()

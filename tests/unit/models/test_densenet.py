@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
@@ -16,14 +15,6 @@ def test_its_parameters_are_those_of_densenet_121_in_three_dimensions() -> None:
         net = models.densenet3d(2)
     assert sum(p.numel() for p in net.parameters()) == 11_244_674
     assert sum(isinstance(m, nn.Conv3d) for m in net.modules()) + 1 == 121
-
-
-@pytest.mark.parametrize("size", [(32, 32, 32), (33, 41, 37)])
-def test_logits_of_volumes_and_of_voxels(size: tuple[int, int, int]) -> None:
-    x = torch.randn(1, 2, *size)
-    settings = {"in_channels": 2, "width": 0.1, "blocks": (1, 2, 1)}
-    assert models.densenet3d(4, **settings)(x).shape == (1, 4)
-    assert models.densenet3d(4, head="segmentation", **settings)(x).shape == (1, 4, *size)
 
 
 def test_a_layer_puts_new_features_beside_its_input() -> None:

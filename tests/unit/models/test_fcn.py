@@ -19,13 +19,6 @@ def test_its_parameters_are_those_of_vgg16_and_the_scores() -> None:
     assert sum(p.numel() for p in net.parameters()) == vgg16 - last + scores + interpolations
 
 
-@pytest.mark.parametrize("size", [(32, 64), (37, 50), (63, 71)])
-def test_each_pixel_has_logits(size: tuple[int, int]) -> None:
-    x = torch.randn(2, 3, *size)
-    assert models.fcn2d(5, width=0.05)(x).shape == (2, 5, *size)
-    assert models.fcn2d(5, width=0.05, head="classification")(x).shape == (2, 5)
-
-
 def test_scores_of_skips_begin_at_zero_and_learn() -> None:
     torch.manual_seed(0)
     net = models.fcn2d(3, width=0.05, dropout=0.0)

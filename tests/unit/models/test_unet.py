@@ -18,13 +18,6 @@ def test_its_parameters_are_the_papers_19069955() -> None:
     assert sum(p.numel() for p in net.parameters()) - scales == 19_069_955
 
 
-@pytest.mark.parametrize("size", [(8, 8, 8), (9, 11, 13), (15, 8, 10)])
-def test_each_voxel_has_logits(size: tuple[int, int, int]) -> None:
-    x = torch.randn(2, 1, *size)
-    assert models.unet3d(4, width=0.1)(x).shape == (2, 4, *size)
-    assert models.unet3d(4, width=0.1, head="classification")(x).shape == (2, 4)
-
-
 def test_skips_carry_what_the_bottom_has_lost() -> None:
     torch.manual_seed(0)
     net = models.unet3d(2, width=0.1, levels=3).eval()
