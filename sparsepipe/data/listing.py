@@ -156,7 +156,7 @@ def unread_formats(others: Collection[str], present: Collection[str]) -> str:
     Only files in folders of classes that are not ``present`` count, or, without such folders, all.
     """
     found = set[str]()
-    for path in map(Path, [name for name in others if not name.endswith("/")]):
+    for path in [Path(name) for name in others if not name.endswith("/")]:
         folder = "/".join(part for part in path.parts[:-1] if part.lower() not in SPLITS)
         if folder not in present and (folder or not present):
             found.add(f"{folder or '.'}/*{path.suffix}")

@@ -20,14 +20,12 @@ from sparsepipe.data.files import check_regular, unreadable
 from sparsepipe.data.formats.clouds import read_array_points, read_text_points
 from sparsepipe.data.formats.glb import load_glb
 from sparsepipe.data.formats.obj import read_obj
-from sparsepipe.data.formats.off import read_off
+from sparsepipe.data.formats.off import MAX_COORDINATE, read_off
 from sparsepipe.data.formats.ply import read_ply
 from sparsepipe.errors import DataError
 
 _TEXT_BYTES, _SHAPE_BYTES = 1 << 28, 1 << 30
 """Size limits of text files of points, which take more memory when read, and of other files."""
-_MAX_COORDINATE = 1e30
-"""Largest accepted coordinate: products of a few coordinates do not overflow."""
 
 
 def _read_stl(path: Path) -> NDArray[np.float64]:
@@ -133,12 +131,10 @@ def _checked_shape(values: NDArray[np.float64]) -> NDArray[np.float64]:
     if values.shape[1:] not in ((3,), (3, 3)):
         shape = list(values.shape)
         raise ValueError(f"its array has the shape {shape}, not [points, 3] or [triangles, 3, 3]")
-    if not len(values):
-        raise ValueError("it has no points")
-    if not np.abs(values).max() <= _MAX_COORDINATE:
-        raise ValueError(f"coordinates are not finite, or larger than {_MAX_COORDINATE:g}")
-    if values.ndim == 3 and not triangle_areas(values).sum() > 0:
-        raise ValueError("the area of its mesh is zero")
+    if not np.abs(values).max(initial=0) <= MAX_COORDINATE:
+        raise ValueError(f"coordinates are not finite, or larger than {MAX_COORDINATE:g}")
+    if not len(values) or (values.ndim == 3 and not triangle_areas(values).sum() > 0):
+        raise ValueError("it has no points, or a surface of zero area")
     return values
 
 
@@ -146,5 +142,5 @@ def _without_shape(source: object, error: Exception) -> DataError:
     why = str(error).splitlines()[0] if str(error) else type(error).__name__
     return DataError(
         f"{source} holds no shape that can be read: {why}",
-        remedy="replace it with a mesh, or with an array of points [points, 3]",
+        remedy="restore it, or replace it with a mesh or an array of points [points, 3]",
     )

@@ -19,18 +19,17 @@ _HEADER_LINES = 20
 _COMMENT = re.compile(r"(#|//).*")
 _UNIT = re.compile(r"[\W_]*[\[(].*|[\W_]+")
 """What does not count in a column's name: units in brackets, quotes, signs between words."""
-_AXIS = re.compile(
-    r"(p|pt|pos|position|points?|coord|coordinates?|)([xyz012])"
-    r"(coord|coordinate|pos|position|axis|)(?:m|mm|cm|km|ft|in|)"
-)
-"""A column's name: words around an axis, which all three have in common, and a unit of length."""
-_MAPPED = [
-    (*ground, height)
+_NAMES = [
+    [f"{before}{axis}{after}" for axis in axes]
+    for axes in ("xyz", "012")
+    for before in ("", "p", "pt", "pos", "coord", *("position", "point", "points", "coordinate"))
+    for after in ("", "coord", "coordinate", "pos", "position", "m", "mm", "cm", "km", "ft", "in")
+] + [
+    [*ground, height]
     for ground in (("easting", "northing"), ("east", "north"), ("e", "n"), ("x", "y"))
     for height in ("z", "elevation", "elev", "height", "h", "altitude", "alt")
 ]
-_COUNT = re.compile(r"(?:POINTS\s+)?(\d+)\s*")
-"""A line of the header that declares how many points follow."""
+"""Names of the three columns of coordinates, without blanks and signs; the first found count."""
 
 
 def read_array_points(path: Path) -> NDArray[Any]:
@@ -63,7 +62,7 @@ def read_text_points(path: Path) -> NDArray[np.float64]:
     number with a decimal comma is refused. Lines may end with a comment after ``#`` or ``//``.
 
     Raises:
-        ValueError: columns have names, but not those of coordinates, or points are invalid or lost.
+        ValueError: columns have names, but not those of coordinates, or a point is invalid.
     """
     # A header or a comment may be in another encoding, in which numbers are the same.
     lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
@@ -85,17 +84,11 @@ def read_text_points(path: Path) -> NDArray[np.float64]:
         comments=["#", "//"],
         ndmin=2,
     )
-    counts = [int(match.group(1)) for match in map(_COUNT.fullmatch, header) if match]
-    if counts and max(counts) > len(points_Q3):
-        raise ValueError(f"it is cut off: {len(points_Q3)} of {max(counts)} points")
     return points_Q3
 
 
 def _coordinate_columns(header: list[str], delimiter: str | None, width: int) -> list[int]:
-    """Returns the columns of x, y and z among ``width`` columns, by the last line that names them.
-
-    A comment names columns only with a word for each. Without any names: the first three.
-    """
+    """Returns the columns of x, y and z by the last line that names them."""
     unknown, padding = "", (delimiter or "") + " \t"
     for line in reversed(header):
         is_comment = _COMMENT.match(line.strip()) is not None
@@ -105,15 +98,13 @@ def _coordinate_columns(header: list[str], delimiter: str | None, width: int) ->
         names = [_UNIT.sub("", field) for field in fields]
         if between is None:
             names = [name for name in names if name]  # without units between them
-        columns = _named_axes(names)
+        found = next((each for each in _NAMES if {*each} <= {*names}), None)
         # One name less than columns is the habit of tables whose rows have names.
-        if columns and (len(names) == width or not (is_comment or len(names) == width - 1)):
-            return columns
-        has_words = any(map(str.isalpha, text))
-        if is_comment:  # prose, unless it has one word for each column
-            is_split = (between or " ") == delimiter
-            has_words &= is_split and len(names) == width and " " not in "".join(fields)
-        if has_words or (not is_comment and len(fields) > 2):
+        if found and (len(names) == width or not (is_comment or len(names) == width - 1)):
+            return [names.index(name) for name in found]
+        # A comment is prose, unless it has one word for each column.
+        words = " ".join(fields).split() if between and between == delimiter else []
+        if not text.isdecimal() and (not is_comment or len(words) == len(fields) == width):
             unknown = line
     if unknown:
         raise ValueError(
@@ -121,16 +112,3 @@ def _coordinate_columns(header: list[str], delimiter: str | None, width: int) ->
             "Points:0 to 2, or easting, northing and height"
         )
     return [0, 1, 2]
-
-
-def _named_axes(names: list[str]) -> list[int] | None:
-    families: dict[tuple[str, str, bool], dict[str, int]] = {("", "", False): {}}  # comes first
-    for column, name in enumerate(names):
-        if match := _AXIS.fullmatch(name):
-            before, axis, after = match.groups()
-            families.setdefault((before, after, axis.isdigit()), {}).setdefault(axis, column)
-    for family in families.values():
-        if len(family) == 3:
-            return [column for _, column in sorted(family.items())]
-    found = [each for each in _MAPPED if {*each} <= {*names}]
-    return [names.index(name) for name in found[0]] if found else None

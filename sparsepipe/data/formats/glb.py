@@ -1,12 +1,10 @@
-"""Reading GLB files, with what trimesh leaves out of them: sparse and normalised numbers.
+"""Reading GLB files, with what trimesh leaves out of them: sparse and normalised positions.
 
-Shapes: N numbers or vectors of an accessor, each of D components.
+Shapes: V vertices.
 """
 
 from __future__ import annotations
 
-import base64
-import importlib.util
 import io
 import json
 import re
@@ -17,12 +15,10 @@ import numpy as np
 import trimesh
 from numpy.typing import NDArray
 
-_LOOKS = re.compile(r"[A-Z]+_(materials|texture|lights)_\w+")
-"""Extensions of glTF that change how a surface looks, but not where it is."""
+_READ = re.compile(r"KHR_mesh_quantization|[A-Z]+_(materials|texture|lights)_\w+")
+"""Extensions of glTF that are read, or change how a surface looks, but not where it is."""
 _TYPES = {5120: "i1", 5121: "u1", 5122: "<i2", 5123: "<u2", 5125: "<u4", 5126: "<f4"}
-_FLOAT, _TRIANGLE_FAN, _SIZES = 5126, 6, {"SCALAR": 1, "VEC3": 3}
-
-_Json = dict[str, Any]
+_TRIANGLE_FAN = 6
 
 
 def load_glb(path: Path) -> trimesh.Scene:
@@ -31,61 +27,49 @@ def load_glb(path: Path) -> trimesh.Scene:
     Raises:
         ValueError: the file requires an extension of glTF, or uses a feature, that is not read.
     """
-    content, suffix = path.read_bytes(), "glb"
-    if content[:8] != b"glTF\2\0\0\0" or int.from_bytes(content[8:12], "little") > len(content):
-        raise ValueError("it is not a whole GLB file of version 2")
+    content = path.read_bytes()
     size = int.from_bytes(content[12:16], "little")
-    tree: _Json = json.loads(content[20 : 20 + size])
-    meshes, nodes = tree.get("meshes", []), tree.get("nodes", [])
+    tree: dict[str, Any] = json.loads(content[20 : 20 + size])
+    meshes, accessors = tree.get("meshes", []), tree.get("accessors", [])
     primitives = [each for mesh in meshes for each in mesh["primitives"]]
-    required = {name for name in tree.get("extensionsRequired", ()) if not _LOOKS.fullmatch(name)}
-    required -= {"KHR_mesh_quantization"}
-    if importlib.util.find_spec("DracoPy"):  # with which trimesh decodes it
-        required -= {"KHR_draco_mesh_compression"}
-    if any(any(each.get("weights", ())) for each in meshes + nodes):
-        required.add("weights of morph targets")
+    unread = {name for name in tree.get("extensionsRequired", ()) if not _READ.fullmatch(name)}
+    if any(any(each.get("weights", ())) for each in meshes + tree.get("nodes", [])):
+        unread.add("weights of morph targets")
     if any(each.get("mode") == _TRIANGLE_FAN for each in primitives):
-        required.add("triangle fans")
-    if required:
-        raise ValueError(f"it needs parts of glTF that are not read: {', '.join(sorted(required))}")
-    binary, added = content[28 + size :], b""
-    numbers = [each["attributes"].get("POSITION") for each in primitives]
-    numbers += [each.get("indices") for each in primitives]
-    for accessor in [tree["accessors"][number] for number in {*numbers} - {None}]:
-        if "sparse" in accessor or accessor.get("normalized"):
-            values_ND = _values(tree["bufferViews"], [binary], accessor)
-            accessor |= {"bufferView": len(tree["bufferViews"]), "byteOffset": 0, "sparse": None}
-            if accessor.get("normalized"):
-                accessor["componentType"] = _FLOAT
-            start, length = len(binary) + len(added), values_ND.nbytes
-            tree["bufferViews"].append({"buffer": 0, "byteOffset": start, "byteLength": length})
-            added += values_ND.tobytes()
-    if added:
-        data = base64.b64encode(binary + added).decode()
-        tree["buffers"][0] = {"uri": f"data:;base64,{data}"}
-        content, suffix = json.dumps(tree).encode(), "gltf"
-    return trimesh.load_scene(
-        io.BytesIO(content), file_type=suffix, process=False, resolver={}, skip_materials=True
+        unread.add("triangle fans")
+    if any("sparse" in accessors[each["indices"]] for each in primitives if "indices" in each):
+        unread.add("sparse indices")
+    if unread:
+        raise ValueError(f"it needs parts of glTF that are not read: {', '.join(sorted(unread))}")
+    scene = trimesh.load_scene(
+        io.BytesIO(content), file_type="glb", process=False, resolver={}, skip_materials=True
     )
+    stored = [accessors[each["attributes"]["POSITION"]] for each in primitives]
+    if any("sparse" in each or each.get("normalized") for each in stored):
+        for part, accessor in zip(scene.geometry.values(), stored, strict=True):
+            part.vertices = _positions(
+                np.array(part.vertices), accessor, tree, content[28 + size :]
+            )
+    return scene
 
 
-def _values(views: list[_Json], buffers: list[bytes], accessor: _Json) -> NDArray[Any]:
-    """Returns the numbers [N, D] of an accessor; normalised integers become floats."""
-
-    def stored(part: _Json, shape: tuple[int, int], kind: int) -> NDArray[Any]:
-        view, dtype = views[part["bufferView"]], np.dtype(_TYPES[kind])
-        start = view.get("byteOffset", 0) + part.get("byteOffset", 0)
-        strides = (view.get("byteStride", shape[1] * dtype.itemsize), dtype.itemsize)
-        return np.ndarray(shape, dtype, buffers[view["buffer"]], start, strides)
-
-    shape, kind = (accessor["count"], _SIZES[accessor["type"]]), accessor["componentType"]
-    values_ND = np.zeros(shape, _TYPES[kind])
-    if "bufferView" in accessor:
-        values_ND[:] = stored(accessor, shape, kind)
+def _positions(
+    values_V3: NDArray[np.float64], accessor: dict[str, Any], tree: dict[str, Any], binary: bytes
+) -> NDArray[np.float64]:
+    """Returns an accessor's positions, of the dense numbers that are stored for it."""
+    kind = accessor["componentType"]
     if sparse := accessor.get("sparse"):
-        rows, size = sparse["indices"], (sparse["count"], shape[1])
-        rows_K = stored(rows, (size[0], 1), rows["componentType"])[:, 0]
-        values_ND[rows_K] = stored(sparse["values"], size, kind)
+        rows, values = [
+            np.frombuffer(
+                [binary][view["buffer"]],
+                _TYPES[part.get("componentType", kind)],
+                sparse["count"] * width,
+                view.get("byteOffset", 0) + part.get("byteOffset", 0),
+            )
+            for part, width in ((sparse["indices"], 1), (sparse["values"], 3))
+            for view in [tree["bufferViews"][part["bufferView"]]]
+        ]
+        values_V3[rows] = values.reshape(-1, 3)
     if accessor.get("normalized"):
-        values_ND = np.maximum(values_ND / np.float32(np.iinfo(values_ND.dtype).max), -1)
-    return values_ND
+        values_V3 = np.maximum(values_V3 / np.iinfo(_TYPES[kind]).max, -1)
+    return values_V3

@@ -24,18 +24,16 @@ def read_obj(path: Path) -> NDArray[np.float64]:
         ValueError: a line is invalid, or the file has free-form surfaces.
     """
     vertices, material = list[list[bytes]](), b""
-    # The corners and counts of a material's faces, and how many numbers their lines have.
-    faces_of = dict[bytes, tuple[list[int], list[int], set[int]]]()
+    faces_of = dict[bytes, tuple[list[int], list[int]]]()  # corners and counts by material
     for line in _CONTINUED.sub(b" ", path.read_bytes().removeprefix(BOM_UTF8)).splitlines():
         keyword, *words = line.partition(b"#")[0].split() or [b""]
         if keyword == b"v":
             vertices.append(words[:3])
         elif keyword in (b"f", b"fo"):
-            corners, counts, widths = faces_of.setdefault(material, ([], [], set()))
+            corners, counts = faces_of.setdefault(material, ([], []))
             numbers = [int(word.partition(b"/")[0]) for word in words]
             corners.extend(n + len(vertices) if n < 0 else n - 1 for n in numbers)
             counts.append(len(numbers))
-            widths.add(len(line.replace(b"/", b" ").split()))
         elif keyword == b"usemtl":
             material = b" ".join(words)
         elif keyword == b"surf":
@@ -45,9 +43,9 @@ def read_obj(path: Path) -> NDArray[np.float64]:
         return vertices_V3
     parts = list[NDArray[np.int64]]()
     # Sampling depends on this order, and on that of the triangles of quads.
-    for corners, counts, widths in reversed(faces_of.values()):
+    for corners, counts in reversed(faces_of.values()):
         triangles_T3, kinds_T = triangulate(vertices_V3, corners, counts)
-        if len(widths) == 1:
+        if len({*counts}) == 1:
             triangles_T3 = triangles_T3[kinds_T.argsort(kind="stable")]
         parts.append(triangles_T3)
     triangles_T33: NDArray[np.float64] = vertices_V3[np.concatenate(parts)]

@@ -29,7 +29,6 @@ _INDICES = ("vertex_indices", "vertex_index", "vertex_indexes", "indices", "vert
 _Columns = dict[str, tuple[NDArray[np.int64], NDArray[Any]]]
 """How many numbers [N] each row has of a property, and these numbers [C], by its name."""
 
-
 _Property = tuple[str, np.dtype[Any], np.dtype[Any], np.dtype[Any] | None]
 """A property's name, its type and that in the file, and the type there of a list's length."""
 
@@ -57,39 +56,20 @@ def read_ply(path: Path) -> NDArray[np.float64]:
             properties.append((name, types[0], stored[0], stored[1] if length else None))
     body, at = content[header.end() :], 0
     if not order:
-        body = _packed(body, elements)
+        body = np.array(body.split(), np.float64).tobytes()
     columns = dict[str, _Columns]()
     for name, (rows, properties) in elements.items():
         if rows and properties:
             columns[name], at = _read_element(body, at, rows, properties)
     if at != len(body):
-        raise ValueError(f"{len(body) - at} bytes follow its last element")
+        raise ValueError("numbers follow its last element")
     return _shape(columns)
-
-
-def _packed(text: bytes, elements: dict[str, tuple[int, list[_Property]]]) -> bytes:
-    """Returns the numbers of a text that its header declares, in 8 bytes each."""
-    lines = iter([line for line in text.splitlines() if line.strip()])
-    numbers = list[bytes]()
-    for name, (rows, properties) in elements.items():
-        for row in range(rows):
-            words, needed = next(lines, b"").split(), 0
-            for *_, length in properties:
-                is_list = length is not None and needed < len(words)
-                needed += 1 + (int(words[needed]) if is_list else 0)
-            if len(words) < needed:
-                raise ValueError(f"it is cut off in row {row} of the element {name}")
-            numbers += words[:needed]
-    return np.array(numbers, np.float64).tobytes()
 
 
 def _read_element(
     body: bytes, at: int, rows: int, properties: list[_Property]
 ) -> tuple[_Columns, int]:
-    """Returns an element's columns, which begin at byte ``at``, and the byte after its last row.
-
-    If all rows are as long as the first, they are read as a table, which is much faster.
-    """
+    """Returns an element's columns, which begin at byte ``at``, and the byte after its last row."""
     start, fields = at, list[tuple[Any, ...]]()  # of the first row
     lengths = {name: list[int]() for name, *_ in properties}
     values = {name: list[bytes]() for name in lengths}
@@ -97,13 +77,18 @@ def _read_element(
         for name, _, dtype, length in properties:
             count = 1
             if length is not None:
-                count = int(np.frombuffer(body, length, 1, at)[0])
+                word = body[at : at + length.itemsize].ljust(length.itemsize, b"\0")
+                count = int(np.frombuffer(word, length)[0])
                 at += length.itemsize
+            end = at + count * dtype.itemsize
+            if not at <= end <= len(body):
+                raise ValueError(
+                    f"it is cut off, or not as its header says, in row {row} of an element"
+                )
             lengths[name].append(count)
-            values[name].append(body[at : at + count * dtype.itemsize])
-            at += count * dtype.itemsize
-        if at > len(body) or at <= start:
-            raise ValueError(f"it is cut off in row {row} of an element")
+            values[name].append(body[at:end])
+            at = end
+        # If all rows are as long as the first, they are read as a table, which is much faster.
         if row == 0 and start + rows * (at - start) <= len(body):
             for name, _, dtype, length in properties:
                 fields += [(f"{name} length", length)] if length else []

@@ -1,7 +1,7 @@
 """Triangles of polygons, concave ones included.
 
-Shapes: V vertices, C corners of all faces, F faces, P faces of K corners, N triangles of each of
-them, T triangles in all, R corners that are left.
+Shapes: V vertices, C corners of all faces, F faces, T triangles of all faces, K corners of a face,
+R corners that are left.
 """
 
 from __future__ import annotations
@@ -37,38 +37,29 @@ def triangulate(
     low, high, last = corners_C.min(initial=0), corners_C.max(initial=-1), len(vertices_V3) - 1
     if low < 0 or high > last:
         raise ValueError(f"faces use vertices {low} to {high}, not 0 to {last}")
-    starts_F = np.cumsum(counts_F) - counts_F
-    parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, 3), np.int64))]
-    for count in np.unique(counts_F[counts_F > 2]).tolist():
-        faces_P = np.flatnonzero(counts_F == count)
-        corners_PK = corners_C[starts_F[faces_P, None] + np.arange(count)]
-        fan = [[0, n, n + 1] for n in range(1, count - 1)] if count != 4 else [[0, 1, 2], [2, 3, 0]]
-        kinds = {3: [0], 4: [1, 2]}.get(count, [3] * len(fan))
-        triangles_PN3 = corners_PK[:, fan]
-        if count > 3:
-            first_PN3, second_PN3, third_PN3 = vertices_V3[triangles_PN3].transpose(2, 0, 1, 3)
-            normals_PN3 = np.cross(second_PN3 - first_PN3, third_PN3 - first_PN3)
-            along_PN = np.einsum("pnx,pmx->pn", normals_PN3, normals_PN3)
-            leaves_P = (along_PN < -_OVERLAP * along_PN.sum(axis=1, keepdims=True)).any(axis=1)
-            if count == 4:  # the other diagonal, for all at once
-                triangles_PN3[leaves_P] = corners_PK[leaves_P][:, [[1, 2, 3], [3, 0, 1]]]
-                leaves_P[:] = False
-            for row in np.flatnonzero(leaves_P):
-                ears_N3 = _ears(vertices_V3[corners_PK[row]], normals_PN3[row].sum(axis=0))
-                triangles_PN3[row] = corners_PK[row, ears_N3]
-        ids = np.repeat(faces_P, len(fan)), np.tile(kinds, len(faces_P))
-        parts.append((*ids, triangles_PN3.reshape(-1, 3)))
-    faces_T, kinds_T, triangles_T3 = map(np.concatenate, zip(*parts, strict=True))
-    order_T = faces_T.argsort(kind="stable")
-    return triangles_T3[order_T], kinds_T[order_T]
+    starts_F, parts_F = np.cumsum(counts_F) - counts_F, np.maximum(counts_F - 2, 0)
+    ends_F = np.cumsum(parts_F)
+    faces_T = np.repeat(np.arange(len(counts_F)), parts_F)
+    number_T = np.arange(len(faces_T)) - (ends_F - parts_F)[faces_T]  # within the face
+    fans_T3 = starts_F[faces_T, None] + number_T[:, None] * [0, 1, 1] + [0, 1, 2]
+    kinds_T = np.select([counts_F[faces_T] == 3, counts_F[faces_T] == 4], [0, 1 + number_T], 3)
+    fans_T3[kinds_T == 2] = np.roll(fans_T3[kinds_T == 2], -1, axis=1)  # 2, 3, 0 of a quad
+    triangles_T3: NDArray[np.int64] = corners_C[fans_T3]
+    first_T3, second_T3, third_T3 = vertices_V3[triangles_T3].transpose(1, 0, 2)
+    normals_T3 = np.cross(second_T3 - first_T3, third_T3 - first_T3)
+    normals_F3 = np.zeros((len(counts_F), 3))
+    np.add.at(normals_F3, faces_T, normals_T3)
+    sums_T3 = normals_F3[faces_T]
+    leaves_T = (normals_T3 * sums_T3).sum(axis=1) < -_OVERLAP * (sums_T3**2).sum(axis=1)
+    for face in np.unique(faces_T[leaves_T]):
+        corners_K = corners_C[starts_F[face] : starts_F[face] + counts_F[face]]
+        ears_N3 = _ears(vertices_V3[corners_K], normals_F3[face])
+        triangles_T3[ends_F[face] - parts_F[face] : ends_F[face]] = corners_K[ears_N3]
+    return triangles_T3, kinds_T
 
 
 def _ears(points_K3: NDArray[np.float64], normal_3: NDArray[np.float64]) -> list[list[int]]:
-    """Returns the triangles [K - 2, 3] of a polygon's corners, found by clipping ears.
-
-    An ear is a corner whose triangle has no other corner in it. Where a face crosses or touches
-    itself and has no ear, corners on the triangle's sides are allowed, and at last any corner.
-    """
+    """Returns the triangles [K - 2, 3] of a polygon's corners, found by clipping ears."""
     axis = int(np.abs(normal_3).argmax())
     points_K2 = (points_K3 - points_K3[0])[:, [(1, 2), (2, 0), (0, 1)][axis]]
     if normal_3[axis] < 0:
@@ -78,7 +69,7 @@ def _ears(points_K3: NDArray[np.float64], normal_3: NDArray[np.float64]) -> list
     while len(ring) > 2:
         at %= len(ring)
         corners = [ring[at - 1], ring[at], ring[(at + 1) % len(ring)]]
-        tries = misses // len(ring)
+        tries = misses // len(ring)  # above 0, the face touches itself; above 1, it crosses itself
         if tries > 1 or _is_ear(points_K2[corners], points_K2[ring], touching=tries > 0):
             triangles.append(corners)
             del ring[at]

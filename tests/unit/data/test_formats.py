@@ -256,7 +256,6 @@ NO_SHAPES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a missing value": ("csv", words("x,,z\n1,,3\n1,2,3\n")),
     "a glb cut off": ("glb", words(glb("i2", sparse=True)[:-1])),
     "a solid without end": ("stl", words(SOLID + SOLID[:-20])),
-    "fewer points than declared": ("txt", words("//X Y Z\n3\n1 2 3\n4 5 6\n")),
     "faces in an unknown element": (
         "ply",
         words(ply("ascii", GRID_V3, [[0, 4, 5]], element="fan")),
