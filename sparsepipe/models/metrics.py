@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
 IGNORED = -100
 """Label of voxels that do not count, as in PyTorch's cross-entropy."""
@@ -100,11 +101,7 @@ class Predictions(Metric):
         """Returns ``index``, ``label``, ``prediction`` and ``probability``, each [S], of S samples,
         sorted by index; a sample that several ranks have seen appears once.
         """
-        kept = {name: getattr(self, name) for name in _OF_SAMPLE}
-        found = {
-            name: value if isinstance(value, Tensor) else torch.cat(value)
-            for name, value in kept.items()
-        }
+        found = {name: dim_zero_cat(getattr(self, name)) for name in _OF_SAMPLE}
         # The first entry of each index.
         _, places_S = np.unique(found["index"].cpu().numpy(), return_index=True)
         chosen_S = torch.from_numpy(places_S)

@@ -11,7 +11,6 @@ import math
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from sparsepipe.sweep.record import (
     finished_values,
     keep_record,
     record_of,
+    refusal,
     write_started,
 )
 from sparsepipe.sweep.slots import WAIT_LIMIT_S
@@ -75,12 +75,8 @@ def run_swept(
     except Stopped as stop:
         leave(status="stopped", run=None, error=stop.message, exit_code=stop.exit_code)
         raise
-    except SparsePipeError as error:
-        leave(status="failed", run=None, error=str(error), exit_code=error.exit_code)
-        raise
     except Exception as error:
-        text = "".join(traceback.format_exception_only(error)).strip()
-        leave(status="failed", run=None, error=text, exit_code=1)
+        refusal(job, error, began_s=began, mark=mark)
         raise
     return leave(**values)
 

@@ -130,12 +130,13 @@ def keep_record(job: SweptJob, record: JobRecord) -> JobRecord:
     return record
 
 
-def refusal(job: SweptJob, error: Exception | None) -> JobRecord:
-    """Writes and returns the record of a job that could not be started.
+def refusal(job: SweptJob, error: Exception | None, **known: Any) -> JobRecord:
+    """Writes and returns the record of a job that failed or was not started.
 
     Args:
         job: the job.
         error: the reason; None: the sweep was stopped before the job's turn.
+        **known: further values of the record; without ``began_s``, the job begins as it ends.
     """
     status: Status = "not started" if error is None else "failed"
     text, code = "the sweep was stopped before its turn", 1
@@ -144,9 +145,8 @@ def refusal(job: SweptJob, error: Exception | None) -> JobRecord:
     elif error is not None:
         text = "".join(traceback.format_exception_only(error)).strip()
     now_s = time.time()
-    times = {"began_s": now_s, "ended_s": now_s}
-    record = record_of(job, status=status, run=None, error=text, exit_code=code, **times)
-    return keep_record(job, record)
+    values = {"error": text, "exit_code": code, "began_s": now_s, "ended_s": now_s, **known}
+    return keep_record(job, record_of(job, status=status, run=None, **values))
 
 
 def finished_values(run: Path, *, objective: str | None, began_s: float) -> dict[str, Any]:

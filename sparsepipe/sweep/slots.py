@@ -148,9 +148,6 @@ def environment(grant: Grant, *, whole: bool, inherited: Mapping[str, str]) -> d
     """
     if whole:
         return {}
-    found = {}
-    if "OMP_NUM_THREADS" not in inherited:
-        found["OMP_NUM_THREADS"] = str(grant.threads)
-    if grant.gpus:
-        found["CUDA_VISIBLE_DEVICES"] = ",".join(grant.gpus)
-    return found
+    threads = {} if "OMP_NUM_THREADS" in inherited else {"OMP_NUM_THREADS": str(grant.threads)}
+    gpus = {"CUDA_VISIBLE_DEVICES": ",".join(grant.gpus)} if grant.gpus else {}
+    return threads | gpus

@@ -17,10 +17,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from sparsepipe.config import compose
-from sparsepipe.sweep.callbacks import SweepEnd, SweepSearch, SweepTable
-from sparsepipe.utils.files import read_json, write_json
+from sparsepipe.sweep.callbacks import SweepEnd, SweepSearch
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, composed
-from tests.support.sweep_cases import leave_record
 
 ONE_EPOCH = "trainer.max_epochs=1"
 PLANS = ("task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")
@@ -76,20 +75,6 @@ def test_trainings_of_a_sweep_beside_each_other(shell: Shell) -> None:
     assert shell.sweep("data.prepare_s=0.1,0", ONE_EPOCH).code == 0
     (again,) = tables(shell) - {table}
     assert [row["run"] for row in read(again)] == [rows[1]["run"], rows[0]["run"]]
-
-
-def test_a_job_that_raises_is_a_failed_one_and_none_at_all_make_no_table(tmp_path: Path) -> None:
-    write_json(tmp_path / "run" / "result.json", {"train_shapes_per_s": 2.0})
-    sweep = tmp_path / "sweep"
-    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(sweep)}}})
-    leave_record(sweep, 0, "++seed=0", run=None)
-    SweepTable().on_multirun_end(config)
-    assert {path.name for path in sweep.iterdir()} == {"jobs"}
-    leave_record(sweep, 1, "++seed=1", run=tmp_path / "run")
-    SweepTable().on_multirun_end(config)
-    first, second = read(sweep / "table.csv")
-    assert (first["seed"], first["status"]) == ("0", "failed")
-    assert (second["seed"], second["train_shapes_per_s"]) == ("1", "2.0")
 
 
 def test_sweeps_that_begin_in_the_same_second_share_nothing() -> None:
@@ -271,9 +256,8 @@ def test_jobs_that_others_launch(shell: Shell, launcher: tuple[str, ...]) -> Non
     assert "1 of 2 jobs failed" in swept.err
     (run,) = shell.runs()
     assert (run / "DONE.json").exists()
-    (table,) = shell.cwd.glob("outputs/tiny/sweeps/*/table.csv")
-    with table.open() as stream:
-        rows = list(csv.DictReader(stream))
+    (table,) = tables(shell)
+    rows = read(table)
     assert [(row["seed"], row["status"]) for row in rows] == [("-1", "failed"), ("0", "finished")]
     assert shell.cwd / rows[1]["run"] == run
 
@@ -296,8 +280,7 @@ def test_the_best_is_searched_for_by_optuna(shell: Shell) -> None:
     best = yaml.safe_load(found.read_text())
     assert best["best_params"] == {"task.search": "exact"}
     assert best["best_value"] == bottlenecks_s["exact"] < bottlenecks_s["dp"]
-    with found.with_name("table.csv").open() as stream:
-        assert {row["task.search"] for row in csv.DictReader(stream)} == {"dp", "exact"}
+    assert {row["task.search"] for row in read(found.with_name("table.csv"))} == {"dp", "exact"}
 
 
 @pytest.mark.full

@@ -42,17 +42,13 @@ def test_blank_unreadable_and_infinite_values_are_left_out():
     rows.append({"epoch": "", "loss": 1000.0})
     series = epoch_series(rows, "loss")
     assert (series.epochs, series.values) == ((0, 7), (1.0, 3.0))
+    assert (last_value(rows, "loss"), last_value(rows[:-2], "loss")) == (1000.0, 1.0)
+    assert last_value(rows, "test/loss") is None
 
 
 def test_of_two_rows_for_an_epoch_the_later_counts():
     rows = [{"epoch": 0, "loss": 2}, {"epoch": 1, "loss": 4}, {"epoch": 1, "loss": 1}]
     assert epoch_series(rows, "loss").values == (2.0, 1.0)
-
-
-def test_last_value():
-    rows = [{"test/accuracy": "0.5"}, {"test/accuracy": "0.75"}, {"test/accuracy": ""}]
-    assert last_value(rows, "test/accuracy") == 0.75
-    assert last_value(rows, "test/loss") is None
 
 
 @pytest.mark.parametrize("content", [None, b"", b"epoch,step\n", b"\xff\xfe\x00bad"])

@@ -88,25 +88,14 @@ Job = Callable[..., Path]
 def test_what_a_run_leaves(job: Job, tmp_path: Path) -> None:
     run = job("seed=3")
     assert run.parent == tmp_path / "outputs" / "tiny"
-    files = {path.name for path in run.iterdir()}
-    assert files == {
-        ".starts",
-        "DONE.json",
-        "checkpoints",
-        "config.yaml",
-        "confusion.csv",
-        "confusion.png",
-        "learning_curves.png",
-        "metrics.csv",
-        "per_class_accuracy.png",
-        "result.json",
+    assert {path.name for path in run.iterdir()} == {
+        *(".starts", "DONE.json", "checkpoints", "config.yaml", "confusion.csv", "confusion.png"),
+        *("learning_curves.png", "metrics.csv", "per_class_accuracy.png", "result.json"),
     }
     assert {path.name for path in tmp_path.iterdir()} == {"outputs"}
     assert [row["epoch"] for row in rows(run)] == ["0", "1"]
     result = read_json(run / "result.json")
-    assert result["kind"] == "measured"
-    assert result["seed"] == 3
-    assert result["trainer.max_epochs"] == 2
+    assert [result[key] for key in ("kind", "seed", "trainer.max_epochs")] == ["measured", 3, 2]
     assert result["test/accuracy"] == pytest.approx(float(rows(run)[-1]["test/accuracy"]))
     for name in ("epoch_time_s", "train_shapes_per_s", "peak_memory_bytes", "torch"):
         assert result[name]

@@ -19,12 +19,7 @@ from sparsepipe.sweep.slots import (
 CPU = Machine(cores=(0, 1, 2, 3))
 GPUS = Machine(
     cores=tuple(range(16)),
-    gpus=(
-        Gpu(token="0", kind="RTX"),
-        Gpu(token="1", kind="RTX"),
-        Gpu(token="2", kind="TITAN"),
-        Gpu(token="3", kind="RTX"),
-    ),
+    gpus=tuple(Gpu(token=str(n), kind=k) for n, k in enumerate(("RTX", "RTX", "TITAN", "RTX"))),
 )
 
 
@@ -32,14 +27,9 @@ GPUS = Machine(
     ("ranks", "settings", "cores"),
     [
         # Undisturbed, unless somebody says otherwise.
-        (1, {}, 4),
-        (2, {}, 4),
-        (8, {}, 4),
-        (1, {"cores_per_rank": 1}, 1),
-        (2, {"cores_per_rank": 1}, 2),
-        (1, {"cores_per_rank": 3}, 3),
-        (8, {"cores_per_rank": 1}, 4),
-        (1, {"cores_per_rank": 9}, 4),
+        *((ranks, {}, 4) for ranks in (1, 2, 8)),
+        *((ranks, {"cores_per_rank": 1}, min(ranks, 4)) for ranks in (1, 2, 8)),
+        *((1, {"cores_per_rank": cores}, min(cores, 4)) for cores in (3, 9)),
         (1, {"task_cores": 1}, 1),
         (1, {"task_cores": 1, "cores_per_rank": 2}, 2),
     ],

@@ -20,30 +20,14 @@ def test_trainings() -> None:
     rows = sweep_rows(
         [
             job("out/a", {"train_shapes_per_s": 80.0, "test/accuracy": 0.5}, parallel="dp"),
-            job(
-                "out/b",
-                {
-                    "train_shapes_per_s": 100.0,
-                    "test/accuracy": 0.625,
-                    "plan_config": "1-1",
-                    "plan_cuts": [17],
-                },
-                parallel="mp",
-            ),
-            job(
-                "out/c",
-                {
-                    "train_shapes_per_s": 1200.0,
-                    "test/accuracy": 1.0,
-                    "plan_config": "2-1-1",
-                    "plan_cuts": [9, 24],
-                    "plan_shapes_per_s": 1500.0,
-                },
-                parallel="hete_mp",
-            ),
+            job("out/b", {"train_shapes_per_s": 100.0, "test/accuracy": 0.625,
+                          "plan_config": "1-1", "plan_cuts": [17]}, parallel="mp"),
+            job("out/c", {"train_shapes_per_s": 1200.0, "test/accuracy": 1.0,
+                          "plan_config": "2-1-1", "plan_cuts": [9, 24],
+                          "plan_shapes_per_s": 1500.0}, parallel="hete_mp"),
             job(None, {}, parallel="exact"),
         ]
-    )
+    )  # fmt: skip
     assert sweep_markdown(rows).splitlines() == [
         "| parallel | plan           | train shapes/s |  ratio | planned shapes/s | test accuracy "
         "| run    |",
@@ -135,13 +119,9 @@ def searched() -> list[SweepJob]:
             overrides={"experiment": "demo", "optim.optimizer.lr": rates[name]},
             run=f"outputs/demo/{name * 12}",
             result={
-                "kind": "measured",
-                "val/accuracy": 0.5,
-                "val/loss": loss,
-                "train_shapes_per_s": 80.0,
-                "inference_shapes_per_s": 300.0,
-                "test_shapes_per_s": 200.0,
-                "test/accuracy": 1.0 if name == "a" else 0.25,
+                **{"kind": "measured", "val/accuracy": 0.5, "val/loss": loss},
+                **{"train_shapes_per_s": 80.0, "inference_shapes_per_s": 300.0},
+                **{"test_shapes_per_s": 200.0, "test/accuracy": 1.0 if name == "a" else 0.25},
             },
         )
         for name, loss in LOSS.items()
