@@ -1,6 +1,6 @@
 """Malformed files of each format: each is refused by name, soon and with a remedy.
 
-Three faults a format, made from valid files that the command takes.
+Faults are made from valid files that the command takes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import os
 import pickle
 import shutil
-import struct
 import subprocess
 import sys
 import zipfile
@@ -37,14 +36,9 @@ Fault = Callable[[bytes], Content]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A kind of file, the command that reads it, and faults.
+    """A kind of file, the command that reads it without the files ``removed``, and faults.
 
-    Attributes:
-        file: relative to the command's directory.
-        arguments: of the command.
-        faults: by name.
-        removed: files that are not there.
-        is_refused: whether the command ends with an error; else it may do without the file.
+    With ``is_refused`` the command ends with an error, otherwise it may do without the file.
     """
 
     file: str
@@ -89,12 +83,6 @@ def _npz(**arrays: Any) -> bytes:
     stream = io.BytesIO()
     np.savez(stream, **arrays)
     return stream.getvalue()
-
-
-def _header(shape: str, kind: str = "<f8") -> bytes:
-    """The begin of an array's file."""
-    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode()
 
 
 def _bomb(name: str) -> Content:
@@ -172,7 +160,6 @@ _BUNDLE: dict[str, Any] = {
     "classes": np.array(_CLASSES),
     "names": np.array(["a", "b"]),
 }
-_CORNERS, _FACES = "0 0 0\n1 0 0\n0 1 0\n0 0 1\n", "3 0 1 2\n3 0 1 3\n3 0 2 3\n3 1 2 3\n"
 _VALID = {
     "inventory.yaml": _INVENTORY.encode(),
     "profile.json": json.dumps(_PROFILE).encode(),
@@ -182,7 +169,6 @@ _VALID = {
     "bundle/train.npz": _npz(**_BUNDLE),
     "bundle/test.npz": _npz(**_BUNDLE),
     "cloud.npy": _npy(_CLOUD),
-    "cloud.off": f"OFF\n4 4 0\n{_CORNERS}{_FACES}".encode(),
 }
 
 _SIMULATE = (
@@ -201,16 +187,6 @@ _REPORT = ("task=report", "task.exhibits=[table2]", "paths.outputs=reported")
 _COMPARE = ("task=compare", "runs=[runs/table2/first,runs/table2/second]", "paths.outputs=runs")
 _LAST = "outputs/table2/run/checkpoints/last.ckpt"
 _BEGUN = ("outputs/table2/run/DONE.json", "outputs/table2/run/checkpoints/fitted.json")
-
-
-def _cloud(suffix: str, **faults: Fault) -> Subject:
-    file = f"cloud.{suffix}"
-    arguments = (*_PREDICT, "checkpoint=model.ckpt", f"input={file}")
-    return Subject(file=file, arguments=arguments, faults=faults)
-
-
-def _bundle(**arrays: Any) -> Fault:
-    return constant(_npz(**{**_BUNDLE, **arrays}))
 
 
 def _other_weights(whole: dict[str, Any]) -> Any:
@@ -323,22 +299,17 @@ SUBJECTS = {
         file="bundle/train.npz",
         arguments=_TRAIN,
         faults={
-            "labels beyond the classes": _bundle(labels=np.array([0, 2])),
-            "points that are nan": _bundle(points=np.full((2, 16, 3), np.nan)),
-            "fewer names": _bundle(names=np.array(["a"])),
+            "labels beyond": constant(_npz(**{**_BUNDLE, "labels": np.array([0, 2])})),
         },
     ),
-    "npy": _cloud(
-        "npy",
-        rows=constant(_header("(1000000000000, 3)") + bytes(48)),
-        code=constant(_header("(2, 3)", "|O") + pickle.dumps(_Code())),
-        nan=constant(_npy(np.full((4, 3), np.nan))),
-    ),
-    "off": _cloud(
-        "off",
-        vertices=replaced("4 4 0", "1000000000000 4 0"),
-        face=replaced("3 0 1 2", "3 0 1 999999999"),
-        nan=replaced("1 0 0", "nan 0 0"),
+    "npy": Subject(
+        file="cloud.npy",
+        arguments=(*_PREDICT, "checkpoint=model.ckpt", "input=cloud.npy"),
+        faults={
+            "rows": replaced("(16, 3), }" + " " * 9, "(16" + "0" * 9 + ", 3), }"),
+            "code": constant(_npy(np.array([[_Code()] * 3] * 2))),
+            "nan": constant(_npy(np.full((4, 3), np.nan))),
+        },
     ),
 }
 

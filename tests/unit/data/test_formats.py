@@ -6,7 +6,6 @@ import json
 import os
 import struct
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +29,9 @@ SQUARE = """\
 """
 
 
-def written(folder: Path, text: str | bytes) -> Path:
+def written(folder: Path, text: str) -> Path:
     path = folder / "mesh.off"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.write_bytes(text.encode())
     return path
 
 
@@ -57,13 +56,7 @@ def written(folder: Path, text: str | bytes) -> Path:
         "OFF " + SQUARE.replace("\n", " "),
         "OFF\n" + SQUARE.replace(" ", "\n"),
     ],
-    ids=[
-        "plain", "fused", "same line", "lower case", "no edge count", "CRLF", "blanks",
-        "byte order mark", "comments", "comments in data",
-        "face colours", "vertex colours", "trailing data", "quad",
-        "face over lines", "one line", "a line for each number",
-    ],
-)  # fmt: skip
+)
 def test_variants_of_one_square(tmp_path: Path, text: str) -> None:
     mesh = read_off(written(tmp_path, text))
     assert len(mesh.faces) == 2
@@ -86,23 +79,16 @@ def test_degenerate_and_duplicate_faces_are_removed(tmp_path: Path) -> None:
     assert mesh.extents.tolist() == [1, 1, 0]  # the unused vertex at 7 is gone
 
 
-@pytest.mark.parametrize("scale", [1e-9, 1e-3, 1, 1e3, 1e9])
-def test_scale_is_kept_and_survives_writing(tmp_path: Path, scale: float) -> None:
+@pytest.mark.parametrize(
+    ("scale", "distance"), [(1e-9, 0), (1e-3, 0), (1, 0), (1e9, 0), (1, 1e7), (1, 1e11)]
+)
+def test_scale_and_form_survive_writing(tmp_path: Path, scale: float, distance: float) -> None:
     mesh = trimesh.creation.icosphere(subdivisions=2, radius=scale)
-    write_off(mesh, tmp_path / "a.off")
-    back = read_off(tmp_path / "a.off")
-    assert len(back.faces) == len(mesh.faces)
-    np.testing.assert_allclose(back.extents, mesh.extents, rtol=1e-6)
-    assert back.area == pytest.approx(mesh.area, rel=1e-6)
-
-
-@pytest.mark.parametrize("distance", [1e7, 1e11])
-def test_shapes_far_from_the_origin_keep_their_form(tmp_path: Path, distance: float) -> None:
-    mesh = trimesh.creation.icosphere(subdivisions=2)
     write_off(mesh.copy().apply_translation([distance, 0, 0]), tmp_path / "a.off")
     back = read_off(tmp_path / "a.off")
     assert len(back.faces) == len(mesh.faces)
-    assert back.area == pytest.approx(mesh.area, rel=1e-3)
+    np.testing.assert_allclose(back.extents, mesh.extents, rtol=1e-3 if distance else 1e-6)
+    assert back.area == pytest.approx(mesh.area, rel=1e-3 if distance else 1e-6)
 
 
 MESH = trimesh.creation.annulus(0.5, 1.0, 0.4)
@@ -124,9 +110,8 @@ def ply(form: str, vertices: ArrayLike, lists: Lists = (), *, element: str = "fa
     vertices_V3, order = np.asarray(vertices), ORDERS[form]
     properties = "".join(f"property float {axis}\n" for axis in "xyz")
     header = f"ply\nformat {form} 1.0\nelement vertex {len(vertices_V3)}\n{properties}"
-    header += (
-        f"element {element} {len(lists)}\nproperty list uchar int vertex_indices\nend_header\n"
-    )
+    header += f"element {element} {len(lists)}\nproperty list uchar int vertex_indices\n"
+    header += "end_header\n"
     if order:
         rows = [bytes([len(each)]) + np.array(each, f"{order}i4").tobytes() for each in lists]
         return header.encode() + vertices_V3.astype(f"{order}f4").tobytes() + b"".join(rows)
@@ -134,24 +119,23 @@ def ply(form: str, vertices: ArrayLike, lists: Lists = (), *, element: str = "fa
     return (header + "".join(" ".join(f"{n:.9g}" for n in row) + "\n" for row in numbers)).encode()
 
 
-def glb(kind: str, *, sparse: bool = False, required: str = "") -> bytes:
+def glb(kind: str, *, sparse: bool = False, required: str = "KHR_texture_basisu") -> bytes:
     """A unit square moved by 9, of positions of a numpy type; its corner 1, 1 may be sparse."""
     corners_V3 = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]])
     corners_V3 = (corners_V3 * (1 if kind == "f4" else np.iinfo(kind).max)).astype(kind)
-    parts = [corners_V3.tobytes(), bytes([0, 1, 2, 0, 2, 3]), corners_V3[2].tobytes(), bytes([2])]
-    if sparse:
-        parts[0] = (corners_V3 * np.array([[1], [1], [0], [1]], kind)).tobytes()
+    stored_V3 = corners_V3 * np.array([[1], [1], [0], [1]], kind) if sparse else corners_V3
+    parts = [stored_V3.tobytes(), bytes([0, 1, 2, 0, 2, 3]), corners_V3[2].tobytes(), bytes([2])]
     ends = np.cumsum([*map(len, parts)]).tolist()
     number = {"i1": 5120, "u1": 5121, "i2": 5122, "u2": 5123, "f4": 5126}[kind]
     position = {"bufferView": 0, "componentType": number, "count": 4, "type": "VEC3"}
-    position |= {} if kind == "f4" else {"normalized": True}
-    numbers = {"bufferView": 1, "componentType": 5121, "count": 6, "type": "SCALAR"}
+    position["normalized"] = kind != "f4"
     if sparse:
         indices = {"bufferView": 3, "componentType": 5121}
         position["sparse"] = {"count": 1, "indices": indices, "values": {"bufferView": 2}}
+    numbers = {"bufferView": 1, "componentType": 5121, "count": 6, "type": "SCALAR"}
     tree = {
         "asset": {"version": "2.0"},
-        "extensionsRequired": [required] if required else [],
+        "extensionsRequired": ["KHR_mesh_quantization", required],
         "scenes": [{"nodes": [0]}],
         "nodes": [{"mesh": 0, "translation": [9, 0, 0]}],
         "buffers": [{"byteLength": ends[-1]}],
@@ -180,21 +164,12 @@ def test_a_mesh_is_the_same_in_each_format(tmp_path: Path, suffix: str) -> None:
 
 
 def text(
-    delimiter: str, header: str = "", columns: tuple[int, ...] = (0, 1, 2)
-) -> Callable[[Path], None]:
+    delimiter: str, header: str = "", columns: tuple[int, ...] = (0, 1, 2), *, coding: str = "utf-8"
+) -> Callable[[Path], object]:
     """Writes the cloud's columns, and a fourth one of -5."""
-
-    def write(path: Path) -> None:
-        values_Q4 = np.hstack([CLOUD_Q3, np.full((700, 1), -5.0)])[:, columns]
-        rows = [delimiter.join(f"{value:.9g}" for value in row) for row in values_Q4]
-        path.write_text(header + "\n".join(rows) + "\n\n")
-
-    return write
-
-
-def write_latin_1(path: Path, header: str) -> None:
-    text(" ", header)(path)
-    path.write_bytes(path.read_text(encoding="utf-8").encode("latin-1"))
+    values_Q4 = np.hstack([CLOUD_Q3, np.full((700, 1), -5.0)])[:, columns]
+    rows = [delimiter.join(f"{value:.9g}" for value in row) for row in values_Q4]
+    return words((header + "\n".join(rows) + "\n\n").encode(coding))
 
 
 CLOUDS: dict[str, tuple[str, Callable[[Path], object]]] = {
@@ -203,15 +178,11 @@ CLOUDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "binary ply": ("ply", words(ply("binary_little_endian", CLOUD_Q3))),
     "text ply": ("ply", words(ply("ascii", CLOUD_Q3))),
     "glb": ("glb", lambda path: trimesh.PointCloud(CLOUD_Q3).export(path)),
-    "vertices alone": (
-        "obj",
-        lambda path: path.write_text("".join(f"v {x} {y} {z}\n" for x, y, z in CLOUD_Q3)),
-    ),
+    "vertices alone": ("obj", words("".join(f"v {x} {y} {z}\n" for x, y, z in CLOUD_Q3))),
     "blanks": ("xyz", text(" ")),
     "tabs and a byte order mark": ("txt", text("\t", "\ufeff")),
-    "commas, names": ("csv", text(",", "x,y,z\n")),
     "semicolons, a comment": ("txt", text("; ", "# from a scanner\n\n")),
-    "a comment in Latin-1": ("txt", lambda path: write_latin_1(path, "# für alle Maße\n")),
+    "a comment in Latin-1": ("txt", text(" ", "# für alle Maße\n", coding="latin-1")),
     "names with units": ("csv", text(";", "Point no.;X [mm];Y [mm];Z [mm]\n", (3, 0, 1, 2))),
     "an index without a name": ("csv", text(",", ",x,y,z\n", (3, 0, 1, 2))),
     "an npz with a single array": ("npz", lambda path: np.savez(path, CLOUD_Q3)),
@@ -242,10 +213,8 @@ NO_SHAPES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "missing": ("stl", lambda path: None),
     "a pipe": ("npz", os.mkfifo),
     "a large file": ("stl", write_large),
-    "large text": ("csv", write_large),
     "objects": ("npy", lambda path: np.save(path, np.array([{}] * 3))),
     "transposed": ("npy", lambda path: np.save(path, CLOUD_Q3.T)),
-    "names": ("npy", lambda path: np.save(path, np.array([["a", "b", "c"]]))),
     "several arrays": ("npz", lambda path: np.savez(path, a=CLOUD_Q3, b=CLOUD_Q3)),
     "prose": ("txt", words("A list of parts.\n" * 30)),
     "decimal commas": ("csv", words("X;Y;Z\n1,5;2,5;3,5\n")),
@@ -256,10 +225,8 @@ NO_SHAPES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a missing value": ("csv", words("x,,z\n1,,3\n1,2,3\n")),
     "a glb cut off": ("glb", words(glb("i2", sparse=True)[:-1])),
     "a solid without end": ("stl", words(SOLID + SOLID[:-20])),
-    "faces in an unknown element": (
-        "ply",
-        words(ply("ascii", GRID_V3, [[0, 4, 5]], element="fan")),
-    ),
+    "an unknown element": ("ply", words(ply("ascii", GRID_V3, [[0, 4, 5]], element="fan"))),
+    "an extension of glTF": ("glb", words(glb("f4", required="EXT_meshopt_compression"))),
     "a number of no vertex": ("obj", words("v 0 0 0\nv 1 0 0\nv 0 1 0\nf 0 1 2\n")),
     "infinite": ("xyz", words("1e400 2 3\n")),
     "overflowing": ("xyz", words("1e308 2 3\n")),
@@ -268,6 +235,7 @@ NO_SHAPES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a short face": ("off", words("OFF\n" + SQUARE.replace("3 0 2 3", "3 0 2"))),
     "NaN": ("off", words("OFF\n" + SQUARE.replace("1 1 0\n", "1 nan 0\n"))),
     "negative": ("off", words("OFF\n" + SQUARE.replace("3 0 2 3", "3 0 2 -1"))),
+    "huge counts": ("off", words("OFF\n" + SQUARE.replace("4 2 0", "1000000000000 2 0"))),
     "zero area": ("off", words("OFF\n3 1 0\n0 0 0\n1 1 1\n2 2 2\n3 0 1 2\n")),
 }
 
@@ -364,14 +332,10 @@ def test_variants_of_obj(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("kind", ["f4", "i1", "u1", "i2", "u2"])
 def test_quantised_and_sparse_positions(tmp_path: Path, kind: str, sparse: bool) -> None:
     path = tmp_path / "squares.glb"
-    path.write_bytes(glb(kind, sparse=sparse, required="KHR_mesh_quantization"))
+    path.write_bytes(glb(kind, sparse=sparse))
     triangles_T33 = read_shape(path)
     assert triangle_areas(triangles_T33).tolist() == [0.5, 0.5]
     assert triangles_T33.max(axis=(0, 1)).tolist() == [10, 1, 0]
-    for name, is_read in (("KHR_texture_basisu", True), ("EXT_meshopt_compression", False)):
-        path.write_bytes(glb(kind, required=name))
-        with nullcontext() if is_read else pytest.raises(DataError, match=name):
-            read_shape(path)
 
 
 CUT_OFF = {
@@ -398,7 +362,7 @@ def test_write_replaces_whole_files(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["mesh.off"]
 
 
-def test_real_meshes(check_data: Path, tmp_path: Path) -> None:
+def test_real_meshes(check_data: Path) -> None:
     files = sorted((check_data / "modelnet10_off").rglob("*.off"))
     if not files:
         pytest.skip(f"no ModelNet10 meshes under {check_data}")
@@ -410,5 +374,3 @@ def test_real_meshes(check_data: Path, tmp_path: Path) -> None:
         assert mesh.area > 0.49 * raw.area
         corners = raw.triangles.reshape(-1, 3)
         np.testing.assert_allclose(mesh.bounds, [corners.min(axis=0), corners.max(axis=0)])
-        fused = path.read_text().replace("OFF\n", "OFF", 1)
-        assert read_off(written(tmp_path, fused)).area == pytest.approx(mesh.area)
