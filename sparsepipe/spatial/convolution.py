@@ -60,27 +60,16 @@ def as_tuple(value: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A convolution of shards. Tuples except ``moves`` have an entry for each spatial dimension.
-
-    Args:
-        grid: grid of the shards.
-        windows: windows of the convolution.
-        groups: number of groups of channels.
-        moves: exchanges along axes that bring halos, without those that change nothing.
-        held: positions of the inputs that this rank holds.
-        needed: positions of the inputs that this rank has after the moves.
-        outputs: positions of the outputs that this rank computes.
-        inside: positions of the inputs that this rank both holds and needs.
-    """
+    """A convolution of shards. Tuples except ``moves`` have an entry for each spatial dimension."""
 
     grid: Grid
     windows: tuple[Window, ...]
     groups: int
-    moves: tuple[Move, ...]
-    held: tuple[Interval, ...]
-    needed: tuple[Interval, ...]
-    outputs: tuple[Interval, ...]
-    inside: tuple[Interval, ...]
+    moves: tuple[Move, ...]  # exchanges that bring halos, without those that change nothing
+    held: tuple[Interval, ...]  # positions of the inputs that this rank holds
+    needed: tuple[Interval, ...]  # positions of the inputs that this rank has after the moves
+    outputs: tuple[Interval, ...]  # positions of the outputs that this rank computes
+    inside: tuple[Interval, ...]  # positions of the inputs that this rank both holds and needs
 
     @classmethod
     def of(cls, shard: Shard, windows: Sequence[Window], groups: int) -> _Layer:
@@ -155,17 +144,11 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What some of a convolution's inputs contribute to outputs; a rank adds up several parts.
-
-    Args:
-        layer: the convolution.
-        inputs: positions of the inputs, an interval for each spatial dimension.
-        outputs: intervals that contain all outputs of this rank that ``inputs`` contribute to.
-    """
+    """What some of a convolution's inputs contribute to outputs; a rank adds up several parts."""
 
     layer: _Layer
-    inputs: tuple[Interval, ...]
-    outputs: tuple[Interval, ...]
+    inputs: tuple[Interval, ...]  # positions of the inputs, for each spatial dimension
+    outputs: tuple[Interval, ...]  # contain all outputs of this rank that these contribute to
 
     @property
     def is_empty(self) -> bool:

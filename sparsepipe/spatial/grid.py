@@ -221,15 +221,9 @@ def best_grid(sizes: Sequence[int], ranks: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """This rank's exchange with others along one axis of a grid.
+    """This rank's exchange with others along one axis of a grid."""
 
-    Args:
-        dim: dimension of the tensors along that axis, counted from the end (negative).
-        axis: axis of the grid.
-        exchange: what this rank sends and receives.
-    """
-
-    dim: int
+    dim: int  # of the tensors along that axis, counted from the end (negative)
     axis: int
     exchange: Exchange
 

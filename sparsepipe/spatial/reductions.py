@@ -198,6 +198,8 @@ def _elementwise_loss(
     """Computes a loss's mean or sum over the whole, or a shard for ``reduction="none"``."""
     if kwargs.get("size_average") is not None or kwargs.get("reduce") is not None:
         raise without_rule("a loss with size_average or reduce", why=": give it a reduction")
+    if kwargs.get("weight") is not None and not func.__name__.startswith("binary"):
+        return computed_whole(func, args, {**kwargs, "reduction": reduction})  # a weighted mean
     shard = widest((args, kwargs))
     meta, more = as_meta((args, kwargs))
     func(*meta, reduction="none", **more)  # raises PyTorch's errors

@@ -50,10 +50,9 @@ def _pool_windows(
 
 
 class _Recomputed(torch.autograd.Function):
-    """Applies a layer to a shard with halos, but saves it without them for the backward pass.
+    """Applies a layer to a shard with halos, but saves only the shard, as the layer before does.
 
-    The layer before has usually saved the shard too, so this takes no memory. The backward pass
-    fetches the halos and computes the layer again.
+    The backward pass fetches the halos and computes the layer again.
     """
 
     @staticmethod
@@ -90,15 +89,10 @@ def _windowed(
     padding: float,
     keeps_input: bool,
 ) -> Shard:
-    """Applies a layer with windows over the last dimensions to a shard and its halo.
+    """Applies a layer with ``windows`` over the last dimensions to a shard and its halo.
 
-    Args:
-        shard: input of the layer.
-        windows: windows of the layer, one for each of the last dimensions.
-        compute: called with the shard with its halo and padding, the intervals of this rank's
-            outputs and the sizes of the whole; returns these outputs.
-        padding: value of positions beyond the whole.
-        keeps_input: whether PyTorch's layer saves its input for the backward pass.
+    ``compute`` is called with the shard with its halo and padding, the intervals of this rank's
+    outputs and the sizes of the whole. ``keeps_input``: PyTorch's layer saves its input.
     """
     moves, grid = halo_moves(shard, windows), shard.grid
     sizes = list(whole_shape(shard)[-len(windows) :])

@@ -18,11 +18,10 @@ from typing import Any, ClassVar, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.spatial.grid import Grid, fetch, moved, whole_on_all
+from sparsepipe.spatial.grid import Grid, moved, whole_on_all
 
 FunctionRule = Callable[..., Any]
 _Rule = TypeVar("_Rule", bound=FunctionRule)
@@ -146,14 +145,9 @@ Shard.rules[Grid.gather] = lambda _, grid, local: whole(local)
 
 
 def cut(whole: Tensor, grid: Grid, dims: Sequence[int] | None = None) -> Shard:
-    """Returns this rank's shard of a tensor that all ranks have.
+    """Returns this rank's shard of a tensor that all ranks have; inverse of :meth:`Grid.gather`.
 
-    In a rule, this is the inverse of :meth:`Grid.gather`.
-
-    Args:
-        whole: the tensor [..., *spatial].
-        grid: grid to cut it over.
-        dims: dimensions to cut (negative), one for each axis of the grid; None: the last ones.
+    ``dims``: dimensions to cut (negative), one for each axis of the grid; None: the last ones.
     """
     dims = range(-grid.dimensions, 0) if dims is None else dims
     full = [whole.shape[dim] for dim in dims]
@@ -181,31 +175,6 @@ def computed_whole(
         lambda each: cut(each, first.grid, first.dims) if each.dim() == count else each,
         found,
     )
-
-
-class _Shared(torch.autograd.Function):
-    """Cuts this rank's shard; the backward pass gathers the whole's gradient on every rank."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, grid: Grid) -> Tensor:
-        ctx.grid, ctx.sizes = grid, whole.shape[-grid.dimensions :]
-        return grid.shard(whole).clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        grid: Grid = ctx.grid
-        moves = whole_on_all(grid, range(-grid.dimensions, 0), ctx.sizes)
-        return fetch(gradient.contiguous(), moves, grid), None
-
-
-def share(whole: Tensor, grid: Grid) -> Shard:
-    """Returns this rank's shard of a tensor that code outside rules has computed on all ranks.
-
-    The gradient of ``whole`` is complete on each rank, not partial as with :func:`cut`.
-    """
-    local: Tensor = _Shared.apply(whole, grid)  # type: ignore[no-untyped-call]
-    return shard_of(local, grid, range(-grid.dimensions, 0), whole.shape[-grid.dimensions :])
 
 
 def gathered(shard: Shard) -> Tensor:

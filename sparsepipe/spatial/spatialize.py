@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, TypeVar
@@ -18,12 +19,14 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.spatial.grid import Grid
 from sparsepipe.spatial.normalization import batch_norm
 from sparsepipe.spatial.reductions import enter, leave
-from sparsepipe.spatial.shard import Shard, gathered, local_of, shard_of, share
+from sparsepipe.spatial.shard import Shard, cut, gathered, local_of, shard_of
 
 _Module = TypeVar("_Module", bound=nn.Module)
 ModuleRule = Callable[..., Any]
 
 _RULES: dict[type[nn.Module], ModuleRule] = {}
+inside_layers = ContextVar("inside_layers", default=False)
+"""Whether layers run on shards between tensors that all ranks have (:func:`through_shards`)."""
 
 
 def rule(kind: type[nn.Module]) -> Callable[[ModuleRule], ModuleRule]:
@@ -63,21 +66,13 @@ _WITHOUT = (
 
 @dataclass(eq=False, slots=True)
 class _SpatialForward:
-    """Replacement of a module's ``forward``; the module's copies keep it, pickles do not.
-
-    Args:
-        module: module whose forward is replaced.
-        grid: grid of the shards.
-        by_rule: rule that is called in place of the module's forward, if any.
-        is_outermost: whether inputs and outputs are plain tensors that hold this rank's shards.
-        before: the attribute ``forward`` that the instance had before, if any.
-    """
+    """Replacement of a module's ``forward``; the module's copies keep it, pickles do not."""
 
     module: nn.Module
     grid: Grid
-    by_rule: ModuleRule | None
-    is_outermost: bool
-    before: Callable[..., Any] | None
+    by_rule: ModuleRule | None  # called in place of the module's forward
+    is_outermost: bool  # inputs and outputs are plain tensors that hold this rank's shards
+    before: Callable[..., Any] | None  # attribute ``forward`` that the instance had
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         plain = False
@@ -231,13 +226,18 @@ def through_shards(grid: Grid, layers: Callable[[Any], Any], whole: Any) -> Any:
     """
     sizes = sample_sizes(whole, grid)
     grid.check(sizes)
-    shards = tree_map_only(
-        Tensor,
-        lambda leaf: share(leaf, grid) if has_sizes(leaf, sizes) else enter(leaf, grid),
-        whole,
-    )
+
+    def entered(leaf: Tensor) -> Tensor:
+        value = enter(leaf, grid)  # a copy of the shard lets the whole be freed
+        return cut(value, grid).clone() if has_sizes(leaf, sizes) else value
+
+    token = inside_layers.set(True)
+    try:
+        found = layers(tree_map_only(Tensor, entered, whole))
+    finally:
+        inside_layers.reset(token)
     return tree_map_only(
         Tensor,
         lambda leaf: gathered(leaf) if isinstance(leaf, Shard) else leave(leaf, grid),
-        layers(shards),
+        found,
     )

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import pytorch_lightning as pl
@@ -24,6 +23,7 @@ from sparsepipe.runtime.collectives.halo import add_up, added_up
 from sparsepipe.spatial.grid import Grid
 from sparsepipe.spatial.normalization import recomputing
 from sparsepipe.spatial.shard import Shard, alike, local_of, shard_of
+from sparsepipe.spatial.spatialize import inside_layers
 
 _IN_PARTS = (
     *("sparsepipe.spatial.", "sparsepipe.domains.", "sparsepipe.runtime.collectives."),
@@ -93,11 +93,9 @@ class PartGradients:
     def watched(self) -> Iterator[None]:
         """Context in which all functions of ``torch.autograd`` are watched, on this process."""
         run: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-        register, settable = Tensor.register_hook, cast(Any, Tensor.requires_grad)
-        require = partial(self._require, register)
-        rules: dict[Any, Any] = {Tensor.requires_grad_: require, settable.__set__: require}
-        rules[Tensor.retain_grad] = _refuse
-        former = {each: Shard.rules[each] for each in rules}
+        register, retain = Tensor.register_hook, Tensor.retain_grad
+        grad: Any = cast(Any, Tensor.grad).__get__
+        rule = Shard.rules[grad]
 
         def watching(outputs: Any, *args: Any, accumulate_grad: bool, **more: Any) -> Any:
             inner = recomputing() or not self.within()  # such as a checkpoint's
@@ -119,44 +117,54 @@ class PartGradients:
                 finish()
             return None
 
+        def grad_of(function: Any, shard: Shard) -> Tensor | None:
+            if (found := rule(function, shard)) is None or recomputing():
+                return found  # type: ignore[no-any-return]
+            raise _refused("the attribute grad of a shard", "use torch.autograd.grad")
+
+        def retaining(value: Tensor) -> None:
+            if self.grid is not None and not (value.is_leaf or isinstance(value, Shard)):
+                value.register_hook(lambda gradient: gradient)  # type: ignore[no-untyped-call]
+            retain(value)  # the mean, which that hook returns
+
         torch.autograd._engine_run_backward = watching  # type: ignore[attr-defined, assignment]
         Tensor.register_hook = lambda value, hook: self._register(register, value, hook)  # type: ignore[method-assign]
-        Shard.rules.update(rules)
+        Tensor.retain_grad = retaining  # type: ignore[method-assign, assignment]
+        Shard.rules[grad] = grad_of
         try:
             yield
         finally:
             torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
             Tensor.register_hook = register  # type: ignore[method-assign]
-            Shard.rules.update(former)
+            Tensor.retain_grad = retain  # type: ignore[method-assign]
+            Shard.rules[grad] = rule
 
     def _gradients(self, run: Any, outputs: Sequence[Any], seeds: Any, *args: Any) -> Any:
         """Returns what ``torch.autograd.grad`` does, for whole samples.
 
         All ranks backpropagate from each plain output, but from their own part of each shard.
         """
-        inputs: Sequence[Any] = args[2]
-        grid, has_parts = self.grid, self._has_parts(outputs, inputs)
-        own = {id(each) for each in self.parameters()}
-        unclear = any(
-            not isinstance(each, Tensor) or (id(each) in own and bool(each._backward_hooks))
-            for each in inputs
-        )
-        if has_parts and (grid is None or unclear):
-            what = "torch.autograd.grad" + " of a parameter with a hook" * unclear
-            raise _refused(what, "use gradients in on_before_optimizer_step instead")
-        if grid is None or not has_parts:
+        inputs, grid = args[2], self.grid
+        if not self._has_parts(outputs, inputs):
             return run(outputs, seeds, *args, accumulate_grad=False)
+        own = {id(each) for each in self.parameters()}
+        if grid is None or any(
+            not isinstance(each, Tensor) or (id(each) in own and each._backward_hooks)
+            for each in inputs
+        ):
+            what = "torch.autograd.grad, or a hook of a parameter in it,"
+            raise _refused(what, "use gradients in on_before_optimizer_step instead")
         pairs = zip(outputs, seeds, strict=True)
         seeds = tuple(local_of(s) * grid.size if isinstance(o, Shard) else s for o, s in pairs)
         found = run(outputs, seeds, *args, accumulate_grad=False)
-        return tuple(map(self._whole, found, inputs))
-
-    def _whole(self, gradient: Tensor | None, value: Tensor) -> Tensor | None:
-        """Returns a whole's gradient, given this rank's gradient of ``value``."""
-        assert self.grid is not None
-        if gradient is None or not isinstance(value, Shard):
-            return None if gradient is None else self._mean(gradient)
-        return alike(gradient if _counts_once(value) else gradient / self.grid.size, value)
+        return tuple(
+            None
+            if gradient is None
+            else alike(gradient / grid.size, value)
+            if isinstance(value, Shard)
+            else self._mean(gradient)
+            for gradient, value in zip(found, inputs, strict=True)
+        )
 
     def _mean(self, gradient: Tensor) -> Tensor:
         assert self.grid is not None
@@ -164,73 +172,45 @@ class PartGradients:
         return total(gradient, self.grid.group, what="gradients") / self.grid.size
 
     def _has_parts(self, outputs: Sequence[Any], inputs: Sequence[Any] | None = None) -> bool:
-        """Returns whether a backward pass would give ranks parts of gradients.
-
-        It goes from ``outputs`` to ``inputs``, or to all leaves.
+        """Returns whether a backward pass from ``outputs``, to ``inputs`` or all leaves, may give
+        ranks parts of gradients.
         """
-        pending: list[Any] = [getattr(each, "grad_fn", None) for each in outputs]
-        before: dict[Any, list[Any]] = {each: [] for each in pending if each is not None}
-        while pending:
-            if (node := pending.pop()) is not None:
-                following = [each for each, _ in node.next_functions if each is not None]
-                pending += [each for each in following if each not in before]
-                for each in following:
-                    before.setdefault(each, []).append(node)
-        variables = {node: id(getattr(node, "variable", outputs)) for node in before}
-        leaves = {number for number in variables.values() if number != id(outputs)}
-        ids = leaves if inputs is None else {id(each) for each in inputs}
-        own = {id(each) for each in self.parameters()} if self.grid is None else set()
-        if ids & leaves & own or any(isinstance(each, Shard) for each in outputs):
+        if any(isinstance(each, Shard) for each in outputs):
             return True
+        own = {id(each) for each in self.parameters()} if self.grid is None else set()
         ends = {getattr(each, "grad_fn", None) for each in inputs or ()}
-        pending = [node for node, number in variables.items() if number in ids or node in ends]
-        known = set(pending)
+        if inputs is not None:
+            own &= {id(each) for each in inputs}
+        pending: list[Any] = [getattr(each, "grad_fn", None) for each in outputs]
+        known = {None, *ends}
         while pending:
-            for node in before[pending.pop()]:
-                made_by = getattr(type(node), "_forward_cls", type(None)).__module__
-                if made_by.startswith(_IN_PARTS):
-                    return True
-                pending += [] if node in known else [node]
+            if (node := pending.pop()) not in known:
                 known.add(node)
+                made_by = getattr(type(node), "_forward_cls", type(None)).__module__
+                if made_by.startswith(_IN_PARTS) or id(getattr(node, "variable", None)) in own:
+                    return True
+                pending += [each for each, _ in node.next_functions]
         return False
 
     def _register(self, register: Any, value: Tensor, hook: Callable[[Tensor], Any]) -> Any:
         """Registers a hook, which gets the whole's gradient; that of a shard as a shard."""
-        if self.grid is None and isinstance(value, Shard):
-            return _refuse(register, value)
-        if self.grid is None or any(value is each for each in self.parameters()):
-            return register(value, hook)  # a parameter's is called after the backward pass
+        if (grid := self.grid) is None:
+            is_own = getattr(hook, "__module__", "").startswith("sparsepipe.")
+            if isinstance(value, Shard) or (inside_layers.get() and not (is_own or value.is_leaf)):
+                raise _refused("a hook of a tensor within layers", "use one in the step instead")
+            return register(value, hook)
+        if any(value is each for each in self.parameters()):
+            return register(value, hook)  # which is called after the backward pass
         if not isinstance(value, Shard):
             return register(value, lambda gradient: hook(self._mean(gradient)))
-        # Not the shard itself, which would keep itself.
-        like, times = (self.grid, value.dims, value.full), self.grid.size
-        times = 1 if _counts_once(value) else times
+        like = (grid, value.dims, value.full)  # not the shard, which would keep itself
 
         def of_whole(gradient: Tensor) -> Tensor | None:
-            found = hook(shard_of(gradient / times, *like))
-            return None if found is None else local_of(found) * times
+            found = hook(shard_of(gradient / grid.size, *like))
+            return None if found is None else local_of(found) * grid.size
 
         with torch._C.DisableTorchFunctionSubclass():
             return register(value, of_whole)
-
-    def _require(self, register: Any, function: Any, shard: Shard, *args: Any) -> Any:
-        """Makes a shard need a gradient, or not; a hook divides it by the number of ranks."""
-        with torch._C.DisableTorchFunctionSubclass():
-            found, grid = function(shard, *args), self.grid
-            needs = shard.requires_grad and shard.is_leaf and not recomputing()
-            if grid is not None and needs and not _counts_once(shard):
-                register(shard, lambda gradient: gradient / grid.size)
-                vars(shard)["counts_once"] = True
-        return found
-
-
-def _counts_once(shard: Shard) -> bool:
-    """Returns whether a hook divides a shard's gradient, which all ranks' losses contribute to."""
-    return "counts_once" in vars(shard)
-
-
-def _refuse(function: Any, *_: Any) -> Any:
-    raise _refused(f"{function.__name__} of a shard", "use torch.autograd.grad")
 
 
 @contextmanager

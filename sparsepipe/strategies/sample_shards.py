@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import zlib
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial, wraps
 from typing import Any
 
 import pytorch_lightning as pl
@@ -50,26 +51,28 @@ class SampleShards:
             gather_numbers, group=grid.group, device=device, what="comparing batches"
         )
         self._parts: dict[str, tuple[int, ...] | None] = {}  # by stage: sizes if read in parts
-        self._readers: list[tuple[Any, tuple[int, ...]]] = []
-        self._classes: list[tuple[Any, type]] = []  # of loaders
+        self._restoring = ExitStack()
 
     def read(self, loader: object, stage: str) -> None:
         """Makes a loader's data set read only this rank's part of each sample, if it can.
 
         A grid's ranks then iterate over a DataLoader from the same states of random generators.
         """
-        if isinstance(loader, DataLoader) and all(each is not loader for each, _ in self._classes):
+        if isinstance(loader, DataLoader) and not hasattr(loader, "shares_draws"):
             kind = type(loader)
 
+            @wraps(kind.__iter__)
             def begin(loader: DataLoader[Any]) -> Any:
-                caller = inspect.stack(0)[1].frame.f_globals["__name__"]
-                if caller.startswith(("pytorch_lightning.", "sparsepipe.")):  # on all ranks
+                caller: Any = inspect.currentframe().f_back  # type: ignore[union-attr]
+                if caller.f_globals["__name__"].startswith(("pytorch_lightning.", "sparsepipe.")):
                     self._share_draws(loader)
                 return kind.__iter__(loader)
 
-            begin.__wrapped__ = kind.__iter__  # type: ignore[attr-defined]
-            self._classes.append((loader, kind))
-            loader.__class__ = type(kind.__name__, (kind,), {"__iter__": begin})
+            attributes = {"__iter__": begin, "shares_draws": True}
+            loader.__class__ = type(kind.__name__, (kind,), attributes)
+            # A class is freed late, and the grid's group has threads.
+            self._restoring.callback(delattr, loader.__class__, "__iter__")
+            self._restoring.callback(setattr, loader, "__class__", kind)
         data: Any = getattr(loader, "dataset", None)
         readable = hasattr(data, "sample_sizes") and hasattr(data, "read_part")
         sizes = tuple(data.sample_sizes) if readable else None
@@ -83,7 +86,7 @@ class SampleShards:
             self._grid.check(sizes)
             held = (self._grid.held(axis, size) for axis, size in enumerate(sizes))
             data.read_part(tuple(slice(each.start, each.stop) for each in held))
-            self._readers.append((data, sizes))
+            self._restoring.callback(data.read_part, tuple(slice(0, size) for size in sizes))
 
     def cut(self, batch: Any, stage: str) -> Any:
         """Returns the batch with its samples, and other tensors of their sizes, as shards."""
@@ -119,23 +122,10 @@ class SampleShards:
             some = flat[:: max(1, len(flat) // _COMPARED)].cpu()
             some = some.clone(memory_format=torch.contiguous_format)
             digest = zlib.crc32(some.view(torch.uint8).numpy().data, digest)
-        states = [torch.get_rng_state()]  # from which dropout draws
+        generators: dict[str, Generator] = {"host": torch.default_generator}  # dropout's
         if self._device.type == "cuda":
-            states.append(torch.cuda.get_rng_state(self._device))
-        state = torch.cat(states)
-        everyone = self._gather([zlib.crc32(state.numpy().data), digest])
-        if len({other for _, other in everyone}) > 1:
-            raise ConfigError(
-                "ranks that share samples have read different batches",
-                remedy="make a batch depend only on the seed, the epoch and its number; give your "
-                "own sampler the arguments in Trainer.distributed_sampler_kwargs",
-            )
-        if len({state for state, _ in everyone}) > 1:  # a rank drew on its own, say in a callback
-            first = self._gather(state.view(torch.int64).tolist())[0]
-            state = torch.tensor(first).view(torch.uint8)
-            torch.set_rng_state(state[: len(states[0])].clone())
-            if self._device.type == "cuda":
-                torch.cuda.set_rng_state(state[len(states[0]) :].clone(), self._device)
+            generators["device"] = torch.cuda.default_generators[self._device.index or 0]
+        self._share(generators, digest)
 
     def _share_draws(self, loader: DataLoader[Any]) -> None:
         """Sets the generators from which samplers may draw to the states of the grid's rank 0."""
@@ -146,19 +136,23 @@ class SampleShards:
         for number, owner in enumerate(owners):
             own = getattr(owner, "__dict__", {}).items()
             generators |= {f"{number} {name}": each for name, each in own if is_generator(each)}
+        self._share(generators)
+
+    def _share(self, generators: Mapping[str, Generator], digest: int = 0) -> None:
+        """Sets generators to rank 0's states if a rank drew on its own, say in a callback."""
         packed = safe_pickle.dumps(states_of(generators))
-        known = self._gather([zlib.crc32(packed), len(packed)])
+        known = self._gather([zlib.crc32(packed), len(packed), digest])
+        if len({each for *_, each in known}) > 1:
+            raise ConfigError(
+                "ranks that share samples have read different batches",
+                remedy="make a batch depend only on the seed, the epoch and its number; give your "
+                "own sampler the arguments in Trainer.distributed_sampler_kwargs",
+            )
         if len(set(known)) > 1:
-            first = self._gather(list(packed.ljust(max(size for _, size in known))))[0]
+            first = self._gather(list(packed.ljust(max(size for _, size, _ in known))))[0]
             states = safe_pickle.loads(bytes(first[: known[0][1]]))
             set_states((generators[name], state) for name, state in states.items())
 
     def restore(self) -> None:
         """Makes data sets read whole samples again, and loaders draw on their own."""
-        for loader, kind in self._classes:
-            del type(loader).__iter__  # a class is freed late, and the grid's group has threads
-            loader.__class__ = kind
-        self._classes.clear()
-        for data, sizes in self._readers:
-            data.read_part(tuple(slice(0, size) for size in sizes))
-        self._readers.clear()
+        self._restoring.close()

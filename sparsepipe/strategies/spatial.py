@@ -92,7 +92,6 @@ class SpatialStrategy(DataParallelStrategy):
         self._averages_buffers = replicas > 1  # those of one grid are equal
         self._overlap = overlap
         self.gather_predictions = gather_predictions
-        self._metrics: list[tuple[Metric, Any, Any]] = []
         self._shards: SampleShards | None = None
         self._alone: list[Tensor] = []  # parameters whose gradients DDP does not add up
         self._gradients: PartGradients | None = None
@@ -156,8 +155,8 @@ class SpatialStrategy(DataParallelStrategy):
         spatialize_layers(module, self.grid)
         for metric in module.modules():  # count each sample once: all ranks of a grid count it
             if isinstance(metric, Metric):
-                kept = metric, metric.process_group, metric.distributed_available_fn
-                self._metrics.append(kept)
+                for name in ("process_group", "distributed_available_fn"):
+                    self._on_teardown.callback(setattr, metric, name, getattr(metric, name))
                 metric.process_group = self._groups[1]
                 if self._replicas == 1:
                     metric.distributed_available_fn = lambda: False
@@ -227,12 +226,9 @@ class SpatialStrategy(DataParallelStrategy):
     def teardown(self) -> None:
         if self.lightning_module is not None:
             unspatialize(self.lightning_module)
-        for metric, group, available in self._metrics:
-            metric.process_group, metric.distributed_available_fn = group, available
         if self._shards is not None:
             self._shards.restore()
             self._shards = None
-        self._metrics.clear()
         self._alone.clear()
         self._gradients = None
         for group in self._groups:

@@ -118,19 +118,24 @@ class Seeing(pl.LightningModule):
         gate = torch.sigmoid(high.mean((2, 3), keepdim=True))
         if self.name == "hooks of activations":
             high, gate = normed(high), normed(gate)
-        self.middle = self.second(high * gate) * self.kept[0]
+        if self.name == "a retained gradient":
+            gate.retain_grad()
+        self.gate, self.middle = gate, self.second(high * gate) * self.kept[0]
         return self.head(self.middle.mean((2, 3))).square().mean()
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
-        x = batch[0].requires_grad_()
+        self.x = x = batch[0].requires_grad_()
         loss = self.loss(x)
         return STEPS[self.name](self, x, loss) if self.name in STEPS else loss
 
     def on_after_backward(self) -> None:
+        kept: Any = self.kept[0].grad
         if self.name == "clamped after the backward pass":
-            for parameter in self.kept:
-                assert parameter.grad is not None
-                parameter.grad.clamp_(-0.003, 0.003)
+            kept.clamp_(-0.003, 0.003)
+        elif self.name == "a retained gradient":
+            kept.mul_(self.gate.grad.norm())
+        elif self.name == "a gradient of samples":
+            kept.mul_(self.x.grad.norm())
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD([*self.parameters(), *self.kept], lr=0.1)
@@ -190,10 +195,12 @@ STEPS: dict[str, Callable[[Any, Tensor, Any], Any]] = {
     "a second derivative": lambda net, x, loss: weighted(loss, net.first.bias, create=True),
     "backward by hand": by_hand,
 }
+AFTER = ["clamped after the backward pass", "a retained gradient", "a gradient of samples"]
 REFUSED = {
     "a hook of a module": "the backward hook of second would see",
     "backward by hand": "by hand, would see this rank's part",
     "a second derivative": "once_differentiable",
+    "a gradient of samples": "grad of a shard would see",
 }
 
 
@@ -214,7 +221,8 @@ def seen(rank: int, name: str, ranks: int, accumulate: int) -> Any:
 
 @pytest.mark.parametrize(("ranks", "accumulate"), [(2, 1), (3, 2)])
 @pytest.mark.parametrize(
-    "name", [*BEFORE, *STEPS, "hooks of activations", "clamped after the backward pass"]
+    "name",
+    [*BEFORE, *STEPS, "hooks of activations", *AFTER],
 )
 def test_code_sees_gradients_of_whole_samples(name: str, ranks: int, accumulate: int) -> None:
     found = run_shared(seen, ranks, name, ranks, accumulate)
@@ -226,11 +234,20 @@ def test_code_sees_gradients_of_whole_samples(name: str, ranks: int, accumulate:
         torch.testing.assert_close(each, alone, rtol=0, atol=1e-10)
 
 
+class Gated(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        gate = super().forward(x).mean((2, 3), keepdim=True)
+        gate.register_hook(lambda g: g.sign())  # type: ignore[no-untyped-call]
+        return x * gate
+
+
 def staged(rank: int, what: str) -> str:
     module, grids = Noting(), [None, (1, 2)]
     weight: Any = module.layers[1].weight
     if what == "hook":
         module.layers[1].register_full_backward_hook(lambda *_: None)
+    elif what == "activation":
+        module.layers[1] = Gated(1, 1, 1)
     elif what == "grad":
         module.gradient = lambda loss: torch.autograd.grad(loss, weight, retain_graph=True)
     strategy: Any = SynchronousPipelineStrategy(
@@ -245,7 +262,7 @@ def staged(rank: int, what: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("what", ["hook", "grad"])
+@pytest.mark.parametrize("what", ["hook", "activation", "grad"])
 def test_parts_of_a_stage_are_refused(what: str) -> None:
     """Which has a grid, so that each rank has parts of its gradients."""
     assert any("would see this rank's part" in text for text in run(staged, 3, what))
