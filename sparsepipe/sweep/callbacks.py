@@ -226,11 +226,8 @@ def claim(sweep: Path) -> None:
 def end_early(error: Exception) -> bool:
     """Calls the final callbacks of a sweep, which Hydra omits if the sweeper raises an error.
 
-    Sweepers that search raise an error if no job has a value.
-
-    Returns:
-        Whether ``error`` has been logged here, as it is if jobs of a search have failed; if not,
-        the calling code must report it.
+    Sweepers that search raise an error if no job has a value. Returns whether ``error`` has been
+    logged here, as it is if jobs of a search have failed; if not, the calling code must report it.
     """
     searches = False
     for config in list(_running):

@@ -100,15 +100,12 @@ class JobRecord:
 
 
 def own_texts(overrides: Sequence[Sequence[str]], *, given: Sequence[str] = ()) -> list[str]:
-    """A label for each job: its overrides without those that all jobs share.
+    """A label for each job: its overrides without those that all jobs share; all if none is left.
 
     Args:
         overrides: the overrides of each job.
         given: overrides of the sweep's command, which all jobs share, even if a search has
             started only one.
-
-    Returns:
-        The labels; a job that shares all its overrides has them all in its label.
     """
     jobs = [[item.lstrip("+") for item in job] for job in overrides]
     shared = set(jobs[0]).intersection(*jobs[1:]) if len(jobs) > 1 else set()
@@ -246,11 +243,8 @@ def write_started(job: SweptJob, run: Path, *, mark: str | None) -> None:
 
 
 def started_run(job: SweptJob, *, mark: str | None = None) -> Path | None:
-    """A job's run directory; None until it is known.
-
-    Args:
-        job: the job.
-        mark: mark of the job's processes, which the file must have; None: any mark.
+    """A job's run directory; None until it is known. ``mark``: mark of the job's processes, which
+    the file must have; None: any mark.
     """
     try:
         values = read_mapping(job.started, run=reading.name)
