@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
@@ -206,13 +207,12 @@ class Classifier(Optimised):
         if isinstance(x, Tensor | sparse.SparseTensor):
             given = f"dense {x.dim() - 2}D" if isinstance(x, Tensor) else "sparse"
             check_input(given, self._taken)
-        parameter = next(self.layers.parameters(), None)
-        if parameter is not None and isinstance(x, Tensor | sparse.SparseTensor):
-            x = x.to(parameter.dtype) if x.dtype.is_floating_point else x
+            dtype = next((p.dtype for p in self.layers.parameters()), x.dtype)
+            x = x.to(dtype) if x.dtype.is_floating_point else x
         logits_BK: Tensor = self.layers(x)
         return logits_BK
 
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> STEP_OUTPUT:
         logits_BK, label_B = self._logits_and_labels(batch)
         loss, size = mean_loss(logits_BK, label_B)
         objective = loss
@@ -231,7 +231,8 @@ class Classifier(Optimised):
             on_epoch=True,
             batch_size=size,
         )
-        return objective
+        # Microbatches without a label that counts have no part in the loss of a minibatch.
+        return objective if size else {"loss": objective, "weight": 0}
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         logits_BK, label_B = self._logits_and_labels(batch)

@@ -23,6 +23,8 @@ from sparsepipe.sparse import (
     ReLU,
     sparse_collate,
 )
+from sparsepipe.strategies import SynchronousPipelineStrategy
+from tests.support import processes
 
 
 class Samples(torch.utils.data.Dataset):
@@ -214,7 +216,7 @@ class Bands(torch.utils.data.Dataset):
         self.x = torch.randn(count, 1, 12, generator=generator)
         self.y = (self.x[:, 0] > 0).long()
         self.y[:, ::5] = -100
-        self.y[10:20] = -100  # a whole batch
+        self.y[10:24] = -100  # a whole batch, and parts of the next
 
     def __len__(self) -> int:
         return len(self.x)
@@ -253,6 +255,24 @@ def test_voxels_are_classified_and_reported_as_a_count_by_hand_gives(tmp_path) -
     (predicted, *_) = run.predict(module, DataLoader(test_set, batch_size=25))
     assert torch.equal(predicted["prediction"], guess)
     assert predicted["probability"].shape == test_set.y.shape
+
+
+def banded(rank: int, tmp_path, **settings) -> tuple[torch.Tensor, dict[str, float]]:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv1d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv1d(4, 2, 1)).double()
+    module = Classifier(layers, num_classes=2, optimizer=partial(torch.optim.SGD, lr=0.5))
+    run = trainer(tmp_path, max_epochs=2, **settings)
+    run.fit(module, DataLoader(Bands(40), batch_size=10), DataLoader(Bands(25), batch_size=5))
+    logged = {name: float(run.callback_metrics[name]) for name in ("train/loss", "val/loss")}
+    return layers.state_dict()["0.weight"], logged
+
+
+def test_microbatches_without_labels_have_no_part_in_a_minibatch(tmp_path) -> None:
+    expected, logged = banded(0, tmp_path)
+    pipeline = SynchronousPipelineStrategy(microbatches=5, config="1-1", cuts=[2], timeout_s=60)
+    for weight, told in processes.run(partial(banded, strategy=pipeline, devices=2), 2, tmp_path):
+        torch.testing.assert_close(weight, expected, rtol=1e-9, atol=1e-12)
+        assert told == pytest.approx(logged)
 
 
 @pytest.mark.parametrize(
