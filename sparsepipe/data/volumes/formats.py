@@ -7,11 +7,9 @@ their voxels are.
 
 from __future__ import annotations
 
-import itertools
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -129,29 +127,10 @@ def _tiff_array(path: Path, channel_axis: ChannelAxis | None) -> NDArray[Any]:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Where the voxels of a file are: ``affine_44`` maps indices along the first three axes to mm.
-
-    ``sizes`` are those of these axes; ``text`` gives their directions, such as RAS, and the size of
-    a voxel.
+def placement_of(path: Path) -> tuple[NDArray[np.float64], str] | None:
+    """Returns the affine [4, 4] of a NIfTI file, from indices of voxels to mm, and as text the
+    directions of its axes, such as RAS, and the size of a voxel; None without a valid affine.
     """
-
-    affine_44: NDArray[np.float64]
-    sizes: tuple[int, ...]
-    text: str
-
-    def distance(self, other: Placement) -> float:
-        """Returns how far the other affine moves the corners of this volume, in its voxels."""
-        ends = [(0, size - 1) for size in self.sizes]
-        corners_84 = np.array([(*corner, 1) for corner in itertools.product(*ends)])
-        apart_84 = corners_84 @ (self.affine_44 - other.affine_44).T
-        side = np.linalg.norm(self.affine_44[:3, :3], axis=0).min()
-        return float(np.linalg.norm(apart_84, axis=1).max() / side)
-
-
-def placement_of(path: Path) -> Placement | None:
-    """Returns where a NIfTI file says that its voxels are; None without a valid affine."""
     if suffix_of(path) not in NIFTI:
         return None
     with _explained(path):
@@ -162,8 +141,7 @@ def placement_of(path: Path) -> Placement | None:
         if not is_known or not np.isfinite(affine_44).all() or not np.linalg.det(affine_44):
             return None
         sides = " x ".join(f"{side:.3g}" for side in np.linalg.norm(affine_44[:3, :3], axis=0))
-        text = f"{''.join(nibabel.aff2axcodes(affine_44))} of {sides} mm"
-        return Placement(affine_44=affine_44, sizes=(*image.shape, 1, 1)[:3], text=text)
+        return affine_44, f"{''.join(nibabel.aff2axcodes(affine_44))} of {sides} mm"
 
 
 def _numeric(array: Any) -> Any:

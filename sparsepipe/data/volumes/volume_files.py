@@ -285,15 +285,20 @@ class VolumeFiles:
         Raises:
             DataError: an input and its labels are in different places.
         """
+        ends = [(0, size - 1) for size in (*self.sample_sizes, 1, 1)[:3]]
+        corners_84 = np.array([(*corner, 1) for corner in itertools.product(*ends)])
         found: dict[str, list[str]] = {}
         for path, label in itertools.chain(*self._listing[1].values()):
             if (place := placement_of(path)) is None:
                 continue
-            found.setdefault(place.text, []).append(str(path))
-            other = placement_of(label) if isinstance(label, Path) else None
-            if other is not None and (apart := other.distance(place)) > _SAME_PLACE:
+            found.setdefault(place[1], []).append(str(path))
+            if not isinstance(label, Path) or (other := placement_of(label)) is None:
+                continue
+            moved_8 = np.linalg.norm(corners_84 @ (place[0] - other[0]).T, axis=1)
+            apart = moved_8.max() / np.linalg.norm(place[0][:3, :3], axis=0).min()
+            if apart > _SAME_PLACE:
                 raise DataError(
-                    f"voxels of {path} ({place.text}) and of its labels {label} ({other.text}) are "
+                    f"voxels of {path} ({place[1]}) and of its labels {label} ({other[1]}) are "
                     f"up to {apart:.3g} voxels apart, by their affines",
                     remedy="resample the labels to the grid of the input; or, if they do belong "
                     "voxel by voxel, write them with the affine of the input",
