@@ -16,16 +16,14 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
 import torch
 
 from sparsepipe.runs.ledger import CSV, PARQUET, gather
-from sparsepipe.sweep.record import records_of
 from tests.support.paths import environment
-from tests.support.sweep_cases import leave_record
 
 _MOST_S, _MOST_BYTES = 20.0, 1.5 * 2**30
 _DEEP = 100_000
@@ -330,15 +328,12 @@ _NAMED = {"optim.optimizer.lr": "optim.optimizer", "model.width": "model"}
 class Commands:
     """Runs commands one after the other, each in a fork of one process."""
 
-    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
-        self._process, self.folder, self._count = process, folder, 0
+    def __init__(self, stdin: IO[str], stdout: IO[str], folder: Path) -> None:
+        self.stdin, self.stdout, self.folder, self._count = stdin, stdout, folder, 0
 
     def __call__(self, cwd: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"cwd": str(cwd), "arguments": arguments}) + "\n")
-        self._process.stdin.flush()
-        found: dict[str, Any] = json.loads(self._process.stdout.readline())
+        print(json.dumps({"cwd": str(cwd), "arguments": arguments}), file=self.stdin, flush=True)
+        found: dict[str, Any] = json.loads(self.stdout.readline())
         return found
 
     def copied(self, *, without: tuple[str, ...] = ()) -> Path:
@@ -367,7 +362,9 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
         cwd=folder,
         env=environment(),
     ) as process:
-        found = Commands(process, folder)
+        assert process.stdin
+        assert process.stdout
+        found = Commands(process.stdin, process.stdout, folder)
         trained = found(folder, _TRAIN)
         assert trained["code"] == 0, trained["output"]
         (run,) = (each.parent for each in folder.glob("outputs/table2/*/DONE.json"))
@@ -377,7 +374,6 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
         shutil.copy(run / "checkpoints" / "last.ckpt", folder / "model.ckpt")
         (run.parent / "run").symlink_to(run.name)
         yield found
-        assert process.stdin is not None
         process.stdin.close()
 
 
@@ -435,14 +431,3 @@ def test_a_number_that_a_key_hardly_means(commands: Commands, key: str) -> None:
     named = _NAMED.get(key, key.rpartition(".")[2])
     *wrong, output = faults_of(ended, named=named, is_refused=False)
     assert not wrong, output
-
-
-@pytest.mark.parametrize(
-    "content", [b"[1]", b'{"number": "x"}', b"[" * _DEEP + b"]" * _DEEP, b"\xff\xfe"]
-)
-def test_a_malformed_record_of_a_sweep_is_left_out(tmp_path: Path, content: bytes) -> None:
-    """Records are read as long as a sweep runs, and by what Hydra calls at its end."""
-    for number in range(2):
-        leave_record(tmp_path, number, "seed=0", run=None)
-    (tmp_path / "jobs" / "0" / "record.json").write_bytes(content)
-    assert [record.number for record in records_of(tmp_path)] == [1]

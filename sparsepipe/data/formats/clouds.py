@@ -96,15 +96,16 @@ def _coordinate_columns(header: list[str], delimiter: str | None, width: int) ->
         between = next((each for each in (delimiter, *";,\t") if each and each in text), None)
         fields = [field.strip() for field in text.split(between)]
         names = [_UNIT.sub("", field) for field in fields]
-        if between is None:
-            names = [name for name in names if name]  # without units between them
+        names = [name for name in names if name or between]  # no units between blanks
         found = next((each for each in _NAMES if {*each} <= {*names}), None)
         # One name less than columns is the habit of tables whose rows have names.
         if found and (len(names) == width or not (is_comment or len(names) == width - 1)):
             return [names.index(name) for name in found]
-        # A comment is prose, unless it has one word for each column.
-        words = " ".join(fields).split() if between and between == delimiter else []
-        if not text.isdecimal() and (not is_comment or len(words) == len(fields) == width):
+        has_words = any(map(str.isalpha, text))
+        if is_comment:  # prose, unless it has one word for each column
+            words = " ".join(fields).split() if between and between == delimiter else []
+            has_words &= len(words) == len(fields) == width
+        if has_words or (not is_comment and len(fields) > 2):
             unknown = line
     if unknown:
         raise ValueError(
