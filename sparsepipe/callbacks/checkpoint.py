@@ -132,10 +132,14 @@ class RunCheckpoint(Checkpoint):
         The run resumes in ``epoch`` (from 0) after its first ``batches``. If a loader cannot resume
         within the epoch, ``last.ckpt`` stays that of the epoch's start.
         """
-        strategy = trainer.strategy
-        self._buffers = _own_buffers(trainer) if batches else {}
-        if batches and isinstance(strategy, StagedStrategy):
-            strategy.drain()  # first: a replica may still wait for another's share of an update
+        several = batches and trainer.world_size > 1
+        staged = trainer.strategy if isinstance(trainer.strategy, StagedStrategy) else None
+        in_flight = several and staged is not None and not staged.is_synchronous
+        # A checkpoint averages buffers over the ranks, which go on with their own.
+        named = trainer.lightning_module.named_buffers() if several and not in_flight else ()
+        self._buffers = {name: buffer.detach().cpu().clone() for name, buffer in named}
+        if batches and staged is not None:
+            staged.drain()  # first: a replica may still wait for another's share of an update
         found = process_group.gather_objects(self._loaders.obstacle) if batches else []
         if obstacle := next(filter(None, found), None):
             if trainer.is_global_zero:
@@ -147,7 +151,7 @@ class RunCheckpoint(Checkpoint):
                     obstacle,
                 )
             return
-        if batches and _is_asynchronous(trainer) and trainer.is_global_zero:
+        if in_flight and trainer.is_global_zero:
             log.warning(
                 "for the checkpoint, the asynchronous pipeline has finished the minibatches in "
                 "flight: weights from here on differ from those of a training without this stop"
@@ -205,24 +209,6 @@ class RunCheckpoint(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         best = state_dict["best"]  # NaN in files of older versions, which nothing would exceed
         self.best = best if best is not None and math.isfinite(best) else None
-
-
-def _is_asynchronous(trainer: pl.Trainer) -> bool:
-    """Whether stages work on different minibatches, some of which may be in flight."""
-    strategy = trainer.strategy
-    if not isinstance(strategy, StagedStrategy):
-        return False
-    return trainer.world_size > 1 and not strategy.is_synchronous
-
-
-def _own_buffers(trainer: pl.Trainer) -> dict[str, Tensor]:
-    """Returns copies of this rank's buffers, which a checkpoint averages over ranks; none where all
-    ranks go on with equal ones.
-    """
-    if trainer.world_size == 1 or _is_asynchronous(trainer):
-        return {}
-    named = trainer.lightning_module.named_buffers()
-    return {name: buffer.detach().cpu().clone() for name, buffer in named}
 
 
 _LOGGED = ("strategy", "bottleneck_s", "bottleneck", "dp_s", "stage_times_s", "transfer_times_s")

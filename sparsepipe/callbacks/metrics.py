@@ -147,7 +147,7 @@ class EpochSums(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         before, self._before = self._before, {}
-        if not before:
+        if "metrics" not in before:  # as in checkpoints of older versions
             return
         states: Mapping[str, State] = before["metrics"]
         if isinstance(trainer.strategy, StagedStrategy) and trainer.strategy.pipeline:

@@ -44,6 +44,12 @@ def _needed(value: Any) -> Any:
     return _amount(value)
 
 
+def _above_0(value: Any) -> Any:
+    if (number := _amount(value)) == 0:
+        raise ValueError("0 should be above 0; leave it, or the whole link, out if it is unknown")
+    return number
+
+
 def _whole(value: Any) -> int:
     number = _amount(value)
     if not isinstance(number, int):
@@ -52,7 +58,7 @@ def _whole(value: Any) -> int:
 
 
 _Amount = Annotated[float, PlainValidator(_needed)]
-_Known = Annotated[float | None, PlainValidator(_amount)]
+_Known = Annotated[float | None, PlainValidator(_above_0)]
 _NO_OTHERS = ConfigDict(extra="forbid")
 
 
@@ -75,19 +81,13 @@ class Device:
     name: str
     count: Annotated[int, PlainValidator(_whole)]
     accelerator: Accelerator = "cuda"
-    memory_bytes: Annotated[int | None, PlainValidator(_amount)] = None
+    memory_bytes: Annotated[int | None, PlainValidator(_above_0)] = None
     tflops: _Known = None
     memory_bytes_per_s: _Known = None
     profile: Mapping[str, str] = field(default_factory=dict)
     slowdown: _Amount = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("memory_bytes", "tflops", "memory_bytes_per_s"):
-            if getattr(self, name) == 0:
-                raise HardwareError(
-                    f"{self.name}: {name} is 0",
-                    remedy="give the real value, or leave it out where it is unknown",
-                )
         slower = self.slowdown != 1
         if not 1 <= self.slowdown < math.inf or (slower and self.accelerator != "cpu"):
             raise HardwareError(
@@ -106,15 +106,8 @@ class Link:
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _NO_OTHERS
-    bytes_per_s: _Amount
+    bytes_per_s: Annotated[float, PlainValidator(lambda value: _above_0(_needed(value)))]
     latency_s: _Amount = 0.0
-
-    def __post_init__(self) -> None:
-        if self.bytes_per_s == 0:
-            raise HardwareError(
-                "the bandwidth of a link, its bytes_per_s, is 0 bytes/s",
-                remedy="give it as measured with task=bandwidth, or link: null if it is unknown",
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

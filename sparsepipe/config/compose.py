@@ -63,9 +63,7 @@ def _listed_devices(hardware: DictConfig | None) -> int | str:
 
 
 def _sweep_or(name: str) -> str:
-    """Returns ``name``; within a sweep, followed by a name of the sweep's command, which contains
-    no time, so that it stays the same if the sweep is restarted.
-    """
+    """Within a sweep, adds a name of its command, which is the same if the sweep is restarted."""
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return name
     return f"{name} {os.environ.get(COMMAND) or Path(HydraConfig.get().sweep.dir).name}"
@@ -252,10 +250,7 @@ def explain(
         overrides: the overrides that Hydra got.
         command: all arguments as the user gave them; empty: ``overrides``.
     """
-    own = (
-        "Config group override must",
-        "Only one of --run",
-    )  # plain exceptions of Hydra
+    own = ("Config group override must", "Only one of --run")  # plain exceptions of Hydra
     kinds = HydraException | OmegaConfBaseException | yaml.YAMLError
     if not isinstance(error, kinds) and not str(error).startswith(own):
         return None

@@ -47,14 +47,12 @@ _VALUES = ("representation", "seed")
 _PRECISION = "trainer.precision"
 FROM_RUN = "from_run"
 """Key that names the configuration file of the run given with ``--from``."""
-NOT_REPLAYED = (
-    *("checkpoint", "checkpoint_strict", "data.cache_dir", "data.root", "input", "paths"),
-)
+NOT_REPLAYED = ("checkpoint", "checkpoint_strict", "data.cache_dir", "data.root", "input", "paths")
 """Keys and groups whose overrides a run does not record; ``--from`` reads their values instead."""
 NOT_RECORDED = (*NOT_REPLAYED, "force", FROM_RUN, "hydra", "logger")
 """Prefixes of the overrides and group choices that a run does not record."""
 _FLAG = "--from"
-_RESOLVER = re.compile(r"\$\{\s*([\w.-]*\s*:|\$)")
+_RESOLVER = re.compile(r"\$\{[^}]*[:$]")
 """Finds an interpolation that calls a function, such as ``${oc.env:HOME}``."""
 _SAMPLES = (
     *("batch_size", "strict", "val_share", "seed", "sampling_seed", "augment", "source", "split"),
@@ -104,7 +102,10 @@ def replayed(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
         word for word in recorded if names[word] not in own and not names[word].startswith(chosen)
     ]
     for word in kept:
-        if not is_override(word) or names[word].startswith(NOT_RECORDED) or _RESOLVER.search(word):
+        keys = re.split("[@:]", word.lstrip("+~").partition("=")[0])  # with those of packages
+        outside = any(key.startswith(NOT_RECORDED) for key in keys)
+        # Hydra removes backslashes before OmegaConf sees the value.
+        if outside or not is_override(word) or _RESOLVER.search(word.replace("\\", "")):
             raise ConfigError(
                 f"{config} records the override {reading.shown(word)}, which is not that of a "
                 "setting, or calls a function",
@@ -175,9 +176,7 @@ def _merged(
 
 
 def _escaped(value: Any) -> Any:
-    """Escapes ``${`` in resolved values, so that OmegaConf does not resolve them again, and each
-    backslash before it, since two of them would stand for one.
-    """
+    """Escapes ``${`` in resolved values, and backslashes before it, for OmegaConf."""
     if isinstance(value, Mapping):
         return {key: _escaped(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -236,8 +235,9 @@ def training_of(source: str, *, command: Mapping[str, Any] | None = None) -> Tra
         return None
     if not (isinstance(recorded, dict) and _has_nodes(recorded)):
         return None
-    remedy = "if you trust it, pass the path of the checkpoint inside its run's directory, whose "
-    remedy += "config.yaml counts as your own"
+    remedy = (
+        "if you trust it, pass its path inside its run's directory, whose config.yaml is trusted"
+    )
     named = [value for key, value in _entries(command or {}) if key == "_target_"]
     for key, value in _entries(recorded):
         text = value if isinstance(value, str) else ""
@@ -265,10 +265,8 @@ def _has_nodes(values: Mapping[str, Any]) -> bool:
 
 
 def _located(values: dict[str, Any]) -> dict[str, Any]:
-    """Makes relative paths of the data absolute, as seen from the training's working directory.
-
-    Paths stay as they are if they exist as seen from the current directory (a project may have
-    been copied), or do not exist as seen from that one (on another machine).
+    """Makes relative paths of the data absolute, as seen from the training's working directory,
+    unless they exist in the current directory (as in a copied project), or not even in that one.
     """
     command = values.get("hydra")
     directory = command.get(DIRECTORY) if isinstance(command, Mapping) else None

@@ -15,13 +15,7 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter
 
-from sparsepipe.config.schema import (
-    Config,
-    Emulation,
-    Optim,
-    SearchChoice,
-    TrainerArguments,
-)
+from sparsepipe.config.schema import Config, Emulation, Optim, SearchChoice, TrainerArguments
 from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils import reading

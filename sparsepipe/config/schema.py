@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, PlainValidator
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Field, PlainValidator
 
 from sparsepipe.config.target import Target
 from sparsepipe.utils.extensions import DottedPath
@@ -23,13 +22,7 @@ _FIXED = ConfigDict(extra="forbid", strict=True)
 """Dataclasses take only their fields as keys, and only values of the fields' types."""
 
 
-def _not_empty(path: str) -> str:
-    if not path:
-        raise PydanticCustomError("empty", "should be a path that is not empty")
-    return path
-
-
-_Place = Annotated[str, AfterValidator(_not_empty)]
+_Place = Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -178,9 +178,7 @@ def names_in_source(path: str) -> set[str] | None:
 
 @functools.lru_cache(maxsize=256)
 def _definition(module: str, name: str) -> tuple[str, ast.stmt | None]:
-    """Finds the file of a module without importing it, and the last statement in the file (also
-    within ``if``) that binds ``name``; None if no statement does.
-    """
+    """Finds a module's file, not imported, and the last statement in it that binds ``name``."""
     path, file = None, ""
     for part in module.split("."):
         spec = importlib.machinery.PathFinder.find_spec(part, path)

@@ -190,8 +190,8 @@ def _run_as_rank(run: ResolvedRun) -> RunDir:
 
 
 def _decide(run: ResolvedRun, held: ExitStack) -> tuple[Path, bool] | SparsePipeError:
-    """Opens the run's directory and makes its plan. Returns the directory, locked while ``held`` is
-    open, and whether the run is finished; or the error, for all ranks to raise.
+    """Returns the opened directory, locked while ``held`` is open, and whether the run is finished;
+    or the error, for all ranks to raise.
     """
     directory = run.directory
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -155,9 +155,12 @@ def check_measured(profiles: Mapping[str, Profile], spec: RunSpec, inventory: In
         ProfileError: a profile does not match in the batch size, the resolution, the point ratio,
             the slowdown or the backend.
     """
-    warn_of_conditions(profiles, spec, inventory, names=(*_CONDITIONS, "threads"))
     others = other_workloads(profiles, spec)
-    others += _differences(profiles, spec, inventory, names=("slowdown", "backend"))
+    for name, text in _differences(profiles, spec, inventory):
+        if name in _REFUSED:
+            others.append(text)
+        else:
+            log.warning(_OTHERWISE, text)
     if others:
         raise ProfileError(
             "the profiles do not match the training: " + "; ".join(others),
@@ -167,30 +170,26 @@ def check_measured(profiles: Mapping[str, Profile], spec: RunSpec, inventory: In
         )
 
 
-_CONDITIONS = ("device", "dtype", "optimizer", "microbatches")
+_REFUSED = ("slowdown", "backend")
+_OTHERWISE = "a profile was measured under other conditions: %s"
 
 
-def warn_of_conditions(
-    profiles: Mapping[str, Profile],
-    spec: RunSpec,
-    inventory: Inventory,
-    *,
-    names: Sequence[str] = _CONDITIONS,
-) -> None:
-    """Warns of each condition, by default those that do not depend on the machine at hand, under
-    which a profile was measured and which is another in the configuration.
+def log_differences(profiles: Mapping[str, Profile], spec: RunSpec, inventory: Inventory) -> None:
+    """Logs in what profiles differ from a configuration that is planned for or simulated; leaves
+    out conditions that depend on the machine at hand.
     """
-    for text in _differences(profiles, spec, inventory, names=names):
-        log.warning("a profile was measured under other conditions: %s", text)
+    for text in other_workloads(profiles, spec):
+        log.info("%s: the results are for what was measured", text)
+    for name, text in _differences(profiles, spec, inventory):
+        if name not in (*_REFUSED, "threads"):
+            log.warning(_OTHERWISE, text)
 
 
 def _differences(
-    profiles: Mapping[str, Profile], spec: RunSpec, inventory: Inventory, *, names: Sequence[str]
-) -> list[str]:
-    """A message for each of the named conditions in which a profile differs from the configuration.
-    Whatever a profile does not record is assumed to match.
-    """
-    synchronous, found = spec.parallel.synchronous, []
+    profiles: Mapping[str, Profile], spec: RunSpec, inventory: Inventory
+) -> Iterator[tuple[str, str]]:
+    """Yields names of conditions, with messages; what a profile does not record matches."""
+    synchronous = spec.parallel.synchronous
     for device in {d.name: d for host in inventory.hosts for d in host.devices}.values():
         if (profile := profiles.get(device.name)) is None:
             continue
@@ -207,13 +206,11 @@ def _differences(
             "threads": threads,
             "microbatches": 1 if synchronous is None else synchronous.microbatches,
         }
-        for name in names:
-            if None in (conditions[name], measured := profile.meta.get(name)):
-                continue
-            was, wanted = _figure_text(measured), _figure_text(conditions[name])
-            if was != wanted:
-                found.append(f"{device.name} was measured with {name} {was}, not {wanted}")
-    return found
+        for name, configured in conditions.items():
+            measured = profile.meta.get(name)
+            was, wanted = _figure_text(measured), _figure_text(configured)
+            if None not in (configured, measured) and was != wanted:
+                yield name, f"{device.name} was measured with {name} {was}, not {wanted}"
 
 
 def _figure_text(value: object) -> str:

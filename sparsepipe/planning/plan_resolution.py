@@ -116,9 +116,7 @@ def _measure_and_search(
 
 
 def _check_classes(profiles: Mapping[str, Profile], spec: RunSpec) -> None:
-    """Refuses profiles of a network with another number of classes than the data have; sets up the
-    data to count them.
-    """
+    """Refuses profiles of a network with another number of classes than the data have."""
     num_classes = {name: profile.meta.get("num_classes") for name, profile in profiles.items()}
     if not any(num_classes.values()):
         return
@@ -136,10 +134,7 @@ def _check_classes(profiles: Mapping[str, Profile], spec: RunSpec) -> None:
 
 
 def plan_to_simulate(
-    spec: RunSpec,
-    division: Division | None,
-    inventory: Inventory,
-    profiles: Mapping[str, Profile],
+    spec: RunSpec, division: Division | None, inventory: Inventory, profiles: Mapping[str, Profile]
 ) -> Plan:
     """The plan that a configuration gives or searches for, with devices named ``host/model/number``
     and, in its details, the layers to recompute.
@@ -189,9 +184,7 @@ def data_parallel(inventory: Inventory, num_layers: int) -> Plan:
 
 
 def _plan_by_hand(division: Division, inventory: Inventory, num_layers: int) -> Plan:
-    """The plan by ``parallel.plan`` (a file, or config and cuts) on the devices that it names, else
-    on the first devices of the inventory.
-    """
+    """The plan by ``parallel.plan`` on the devices that it names, else on the first ones."""
     cuts, config = division.cuts, division.config
     if config is None and cuts is not None:
         config = "-".join("1" for _ in range(len(cuts) + 1))

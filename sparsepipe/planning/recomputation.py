@@ -80,9 +80,7 @@ def refuse_recompute(spec: RunSpec, inventory: Inventory, division: Division | N
 
 
 def _refuse_plan_file(parallel: Parallel, division: Division | None) -> None:
-    """Refuses a plan file that recomputes layers if the strategy cannot recompute, or is set to
-    recompute other layers.
-    """
+    """Refuses a plan file that recomputes layers which the strategy does not."""
     if division is None or not division.details.get("recomputed"):
         return
     if parallel.synchronous is None:

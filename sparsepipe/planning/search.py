@@ -123,10 +123,7 @@ def _problem_of(
     synchronous = synchronous_stages_of(spec.parallel, profiles)
     automatic = synchronous is not None and synchronous.setting == "auto"
     if automatic and not choice.memory:
-        log.warning(
-            "recompute=auto depends on the devices' memory: the search counts memory despite "
-            "memory=false"
-        )
+        log.warning("recompute=auto depends on memory: the search counts it despite memory=false")
         choice = replace(choice, memory=True)
     memory = memory_model(choice, spec)
     if synchronous is not None and memory is not None:
@@ -167,9 +164,7 @@ def memory_model(choice: SearchChoice, spec: RunSpec) -> MemoryModel | None:
 
 
 def _fastest(problem: Problem, search: str) -> str:
-    """Name of the device that computes all layers fastest. ``search``, which treats all devices as
-    equal to it, is named in the log.
-    """
+    """Name of the device that computes all layers fastest, to which all are treated as equal."""
     total_s = [float(compute_s_I[-1]) for compute_s_I in problem.spans.compute_s_KI]
     kinds = [kind.name for kind in problem.pool.kinds]
     name = kinds[total_s.index(min(total_s))]

@@ -68,7 +68,7 @@ _ARGUMENTS: Mapping[type, Callable[[Any], tuple[Any, ...]]] = {
 """By class, functions that return the arguments from which the class rebuilds a value."""
 _CLASSES = {kind.__name__: kind for kind in (*_NATIVE, *_ARGUMENTS)}
 _TORCH = (torch.dtype, torch.memory_format, torch.layout)
-_REDUCTIONS: Mapping[str, Any] = {
+REDUCTIONS: Mapping[str, Any] = {
     **{f"torch.{name}": getattr(torch, name) for name in ("mean", "sum", "max", "min")},
     **{function.__name__: function for function in (sum, max, min)},
 }
@@ -82,7 +82,7 @@ def _description(value: Any) -> tuple[Any, ...]:
     """Describes a value: a key of :data:`_MAKERS`, and arguments, which are pickled in turn."""
     kind = type(value)
     named = kind.__module__, kind.__qualname__  # of a class that the reader must know
-    reductions = [name for name, function in _REDUCTIONS.items() if value is function]
+    reductions = [name for name, function in REDUCTIONS.items() if value is function]
     found: tuple[Any, ...] = ()
     shown = value if isinstance(value, type) or callable(value) else kind
     refused = f"{getattr(shown, '__module__', '')}.{getattr(shown, '__qualname__', shown)}"
@@ -150,7 +150,7 @@ _MAKERS: Mapping[str, Callable[..., Any]] = {
     "made": lambda name, arguments: _CLASSES[name](*arguments),
     "class": _CLASSES.__getitem__,
     "torch": {name: v for name, v in vars(torch).items() if isinstance(v, _TORCH)}.__getitem__,
-    "reduction": _REDUCTIONS.__getitem__,
+    "reduction": REDUCTIONS.__getitem__,
     "member": lambda module, name, member: _known_class(module, name, enum.Enum)[member],
     "error": lambda module, name, message, remedy: _known_class(module, name, SparsePipeError)(
         message, remedy=remedy

@@ -32,6 +32,8 @@ from pytorch_lightning.tuner.lr_finder import _LRCallback
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
+from sparsepipe.runtime.safe_pickle import REDUCTIONS
+
 LoggedValue = _ResultMetric
 """A value that ``self.log`` logs, with its sums over the epoch."""
 
@@ -104,13 +106,6 @@ def logging_hook(module: pl.LightningModule, hook: str) -> Iterator[None]:
     connector._current_fx = last
 
 
-_REDUCTIONS: Mapping[str, Callable[..., Any]] = {
-    **{f"torch.{name}": getattr(torch, name) for name in ("mean", "sum", "max", "min")},
-    **{"sum": sum, "max": max, "min": min},
-}
-"""The functions that the argument ``reduce_fx`` of ``self.log`` may be."""
-
-
 def options_of(item: LoggedValue) -> dict[str, Any] | None:
     """Returns the options of a logged value as plain values, for :func:`restore_logged`; None: it
     has a process group of its own, which no other process has.
@@ -119,7 +114,7 @@ def options_of(item: LoggedValue) -> dict[str, Any] | None:
     if sync.group is not None:
         return None
     plain = {each.name: getattr(meta, each.name) for each in fields(meta) if each.name != "_sync"}
-    plain["reduce_fx"] = next(n for n, f in _REDUCTIONS.items() if f is meta.reduce_fx)
+    plain["reduce_fx"] = next(n for n, f in REDUCTIONS.items() if f is meta.reduce_fx)
     return {
         "meta": plain,
         "is_number": item.is_tensor,
@@ -133,7 +128,7 @@ def restore_logged(trainer: pl.Trainer, key: str, options: Mapping[str, Any]) ->
     had logged it; returns its entry, which has no sums yet.
     """
     plain = dict(options["meta"])
-    meta = _Metadata(**{**plain, "reduce_fx": _REDUCTIONS[plain["reduce_fx"]]})
+    meta = _Metadata(**{**plain, "reduce_fx": REDUCTIONS[plain["reduce_fx"]]})
     # Lightning compares these with the options of the next call.
     meta.sync = _Sync(
         fn=trainer.strategy.reduce,

@@ -64,10 +64,7 @@ class Bandwidth(Task):
         """Measures the links; writes ``bandwidth.json``, ``bandwidth.csv``, ``hardware.yaml``."""
         sizes = sorted({*(SIZES_BYTES if self.sizes_bytes is None else self.sizes_bytes)})
         effort = TimingBudget(
-            repeats=self.repeats,
-            warmups=self.warmups,
-            most_s=self.most_s,
-            timeout_s=self.timeout_s,
+            repeats=self.repeats, warmups=self.warmups, most_s=self.most_s, timeout_s=self.timeout_s
         )
         nodes = int(run.spec.parallel.num_nodes)
         by_node = ranks_of_nodes(run.places, run.inventory, nodes=nodes)

@@ -32,12 +32,7 @@ from sparsepipe.runs.randomness import seed_epoch
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.slowdown import Slowdown
-from sparsepipe.tasks.presentation import (
-    class_accuracies,
-    draw_test,
-    log_test,
-    write_predictions,
-)
+from sparsepipe.tasks.presentation import class_accuracies, draw_test, log_test, write_predictions
 from sparsepipe.tasks.result import peak_values, plan_values, write_result
 from sparsepipe.tasks.task import ResolvedRun, Task
 from sparsepipe.utils.files import expanded, write_text_atomic, writing

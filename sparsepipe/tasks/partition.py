@@ -7,12 +7,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from sparsepipe.config.schema import Search, SearchChoice
-from sparsepipe.planning.device_profiles import (
-    fingerprint_of,
-    load_profiles,
-    other_workloads,
-    warn_of_conditions,
-)
+from sparsepipe.planning.device_profiles import fingerprint_of, load_profiles, log_differences
 from sparsepipe.planning.search import find_plan, plan_table
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import ResolvedRun, Task
@@ -49,9 +44,7 @@ class Partition(Task):
         spec, inventory, model = run.spec, run.inventory, run.spec.model
         given = choice.profiles or {}
         measured = load_profiles(inventory, model.name, given=given, settings=model.settings)
-        for difference in other_workloads(measured, spec):
-            log.info("%s: the plan is for what was measured", difference)
-        warn_of_conditions(measured, spec, inventory)
+        log_differences(measured, spec, inventory)
         found = find_plan(choice, spec, inventory, measured)
         log.info("%s", plan_table(found.explanation))
         found.write(run.directory)

@@ -221,9 +221,7 @@ def _draw_gallery(
     classes: tuple[str, ...],
     count: int,
 ) -> None:
-    """Draws ``predictions.png`` with at most ``count`` test shapes, spread evenly over the split,
-    if each sample is a shape with one label.
-    """
+    """Draws ``predictions.png`` with at most ``count`` test shapes, spread over the split."""
     from sparsepipe.plots import style
     from sparsepipe.plots.gallery import gallery_figure
 

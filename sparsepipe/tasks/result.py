@@ -208,10 +208,7 @@ def kept_values(run: ResolvedRun) -> dict[str, float]:
 
 
 def kept_bytes(
-    plan: Plan,
-    profiles: Mapping[str, Profile],
-    model: MemoryModel,
-    synchronous: Synchronous | None,
+    plan: Plan, profiles: Mapping[str, Profile], model: MemoryModel, synchronous: Synchronous | None
 ) -> list[float]:
     """Returns the peak bytes that each rank stores: parameters, optimizer state, activations.
 

@@ -24,8 +24,7 @@ from sparsepipe.planning.device_profiles import (
     fingerprint_of,
     fingerprint_of_text,
     load_profiles,
-    other_workloads,
-    warn_of_conditions,
+    log_differences,
 )
 from sparsepipe.planning.division import division_of
 from sparsepipe.planning.plan_resolution import data_parallel, plan_to_simulate
@@ -169,9 +168,7 @@ class Simulate(Task):
         model, given = spec.model, self._given(spec)
         found = load_profiles(inventory, model.name, given=given, settings=model.settings)
         check_batch_sizes(found)
-        for difference in other_workloads(found, spec):
-            log.info("%s: the simulation is of what was measured", difference)
-        warn_of_conditions(found, spec, inventory)
+        log_differences(found, spec, inventory)
         return as_loaded(found, spec, inventory)
 
     def _comparison(

@@ -157,10 +157,7 @@ class Train(Task):
         data: pl.LightningDataModule,
         checkpoint: RunCheckpoint,
     ) -> dict[str, Any]:
-        """Tests the best weights, or the last if ``test_weights`` says so or there is no best.
-
-        Returns the metrics, which rank 0 adds to the last epoch's row of the metrics file.
-        """
+        """Tests the best weights if there are any, unless ``test_weights`` is ``last``."""
         best = run.directory.best
         weights = best if self.test_weights == "best" and best.exists() else None
         if process_group.rank() == 0:
@@ -209,9 +206,8 @@ class Train(Task):
 def _check_splits(
     run: ResolvedRun, trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool
 ) -> int:
-    """Returns the number of test shapes; refuses to monitor a validation that does not exist.
-
-    Loaders are made here so that splits that ranks cannot share are refused before training.
+    """Returns the number of test shapes; refuses splits that ranks cannot share before training,
+    and to monitor a validation that does not exist.
     """
     data.trainer = trainer  # from which users' own loaders may take the number of ranks
     validation = _validation(data)
@@ -331,9 +327,7 @@ def _place(run: ResolvedRun, module: pl.LightningModule) -> Resume | None:
 
 
 def _agreed(run: ResolvedRun, resume: Resume | None) -> bool:
-    """Whether an earlier process has trained to the end; raises a ConfigError unless all ranks
-    agree on that and on ``resume``.
-    """
+    """Whether an earlier process has trained to the end, on which all ranks must agree."""
     fitted = resume is not None and run.directory.fitted.exists()
     seen = (None if resume is None else (resume.epoch, resume.batches), fitted)
     everywhere = process_group.gather_objects(seen)

@@ -49,10 +49,7 @@ def test_devices_one_by_one() -> None:
 
 def test_plans_call_devices_by_the_same_names() -> None:
     pool = DevicePool.of(TWO, bandwidth_bytes_per_s=1e9)
-    stages = [
-        Choice(first=0, end=1, counts=(1, 1, 0)),
-        Choice(first=1, end=2, counts=(1, 0, 3)),
-    ]
+    stages = [Choice(first=0, end=1, counts=(1, 1, 0)), Choice(first=1, end=2, counts=(1, 0, 3))]
     named = [name for stage in device_names(stages, pool) for name in stage]
     assert sorted(named) == sorted(place.text for place in places(TWO))
     assert [place_of(TWO, name).text for name in named] == named

@@ -35,16 +35,7 @@ except SystemExit as end:
         (_COMMAND.format(arguments=["--version"], code=0), ""),
         (_COMMAND.format(arguments=["model=sparse_vg"], code=2), "sparse_vgg19_bn"),
     ],
-    ids=[
-        "import",
-        "help",
-        "cfg",
-        "key",
-        "key of a target",
-        "sweep",
-        "version",
-        "option",
-    ],
+    ids=["import", "help", "cfg", "key", "key of a target", "sweep", "version", "option"],
 )
 def test_nothing_large_is_imported(code: str, error: str, tmp_path: Path) -> None:
     printed, imported = _run(code, tmp_path)

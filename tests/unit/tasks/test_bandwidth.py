@@ -22,12 +22,7 @@ from tests.integration.test_hosts import on_hosts
 from tests.support.command_line import Shell, composed
 
 SIZES = [4096, 262144]
-QUICK = (
-    "task=bandwidth",
-    f"task.sizes_bytes={SIZES}",
-    "task.repeats=3",
-    "task.warmups=1",
-)
+QUICK = ("task=bandwidth", f"task.sizes_bytes={SIZES}", "task.repeats=3", "task.warmups=1")
 
 
 @pytest.mark.full
@@ -139,10 +134,7 @@ def test_a_killed_rank_ends_the_command(shell: Shell) -> None:
     ],
 )
 def test_what_cannot_be_measured_is_refused(
-    job: Callable[..., Path],
-    overrides: tuple[str, ...],
-    error: type[SparsePipeError],
-    message: str,
+    job: Callable[..., Path], overrides: tuple[str, ...], error: type[SparsePipeError], message: str
 ) -> None:
     hardware = () if overrides[0].startswith("hardware") else ("hardware=cores",)
     if "hardware.cpu_devices=1" in overrides:

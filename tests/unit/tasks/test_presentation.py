@@ -46,11 +46,7 @@ class Reader(pl.LightningModule):
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int = 0) -> dict[str, Tensor]:
         number = self(batch["input"])
-        return {
-            "label": batch["label"],
-            "prediction": number % 2,
-            "probability": number / 100,
-        }
+        return {"label": batch["label"], "prediction": number % 2, "probability": number / 100}
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
         self.events.append(("place", len(batch["label"])))

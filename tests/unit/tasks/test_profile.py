@@ -16,13 +16,7 @@ from pytorch_lightning.demos.boring_classes import BoringModel, RandomDataset
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from sparsepipe.errors import (
-    ConfigError,
-    HardwareError,
-    PlanError,
-    ProfileError,
-    SparsePipeError,
-)
+from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, SparsePipeError
 from sparsepipe.launch.job import run_job
 from sparsepipe.plots import style
 from sparsepipe.plots.shares import LayerShares, accumulated_shares_figure
