@@ -41,33 +41,36 @@ def logged(run: Path) -> dict[str, list[str]]:
 
 
 NOTING = ("model=own", "model._target_=tests.support.tinyhouse.Noting", "trainer.max_epochs=3")
-GPIPE = ("parallel=gpipe", "parallel.strategy.microbatches=2", "parallel.plan.cuts=[1]")
+SHORT, LONG = ("+model.odd=false", "data.train_size=160"), ("data.train_size=320",)
+RECOMPUTED = "parallel.strategy.recompute=all"
+STOPPED: dict[str, tuple[str, ...]] = {
+    "dp": ("parallel=dp", "parallel.devices=2", "data.train_size=48"),
+    "single": ("parallel=single", "data.train_size=24", "+model.plateau=true"),
+    "1-2": ("parallel=gpipe", *SHORT),
+    "2-1": ("parallel=gpipe", *LONG),
+    "1-2 running": (
+        "parallel=sync_1f1b",
+        *SHORT,
+        RECOMPUTED,
+        "parallel.strategy.batch_norm=running",
+    ),
+    "2-1 deferred": ("parallel=gpipe", *LONG, RECOMPUTED, "parallel.strategy.batch_norm=deferred"),
+}
 
 
 @pytest.mark.usefixtures("networks_for_ranks")
 @pytest.mark.parametrize(
-    ("settings", "step", "parent"),
-    [
-        (("parallel=dp", "parallel.devices=2", "data.train_size=48"), 8, True),
-        *(
-            pytest.param(*case, marks=pytest.mark.full)
-            for case in (
-                (("parallel=single", "data.train_size=24", "+model.plateau=true"), 8, False),
-                ((*GPIPE, "parallel.plan.config=1-2", "hardware=cores", "+model.odd=false",
-                  "data.train_size=160", "data.delay_s=0.005"), 44, True),
-                ((*GPIPE, "parallel.plan.config=2-1", "hardware=cores", "data.train_size=320",
-                  "data.delay_s=0.005"), 44, True),
-            )
-        ),
-    ],
-    ids=["dp", "single", "1-2", "2-1"],
-)  # fmt: skip
-def test_a_stop_within_an_epoch_changes_no_bit(
-    job: Job, settings: tuple[str, ...], step: int, parent: bool
-) -> None:
+    "name", [pytest.param(n, marks=[pytest.mark.full] * (n != "dp")) for n in STOPPED]
+)
+def test_a_stop_within_an_epoch_changes_no_bit(job: Job, name: str) -> None:
     """Neither of statistics that differ between ranks, nor of anything that is logged."""
-    expected = job(*NOTING, *settings, "task.test=false", "name=undisturbed")
-    faulty = (*NOTING, *settings, "task.test=false", fault([(step, signal.SIGTERM)], parent=parent))
+    settings, step = (*NOTING, *STOPPED[name], "task.test=false"), 8
+    if "-" in name:
+        cuts = ("parallel.plan.cuts=[1]", f"parallel.plan.config={name[:3]}", "hardware=cores")
+        settings = (*settings, *cuts, "parallel.strategy.microbatches=2", "data.delay_s=0.005")
+        step = 44
+    expected = job(*settings, "name=undisturbed")
+    faulty = (*settings, fault([(step, signal.SIGTERM)], parent=name != "single"))
     with pytest.raises(Stopped):
         job(*faulty)
     (run,) = {path.parent for path in Path("outputs").glob("tiny/*/config.yaml")}

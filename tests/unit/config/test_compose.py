@@ -25,7 +25,7 @@ from sparsepipe.config.compose import CONFIG_NAME, config_dir
 from sparsepipe.config.listing import groups_in
 from sparsepipe.config.schema import OWN_TRAINER_KEYS, TrainerArguments
 from sparsepipe.config.target import names_in_source, parameters_of
-from sparsepipe.errors import ConfigError, HardwareError
+from sparsepipe.errors import ConfigError
 from sparsepipe.utils.arguments import checked, wrong_value
 from sparsepipe.utils.extensions import DottedPath
 from tests.support.command_line import Shell, composed
@@ -259,11 +259,6 @@ def test_options_may_stand_between_overrides() -> None:
     given = ["data=shapes", "-m", "seed=0,1", "--config-dir", "own", "name=x"]
     expected = (["-m", "--config-dir", "own"], ["data=shapes", "seed=0,1", "name=x"])
     assert compose.split_options(given) == expected
-
-
-def test_more_devices_than_there_are(job) -> None:
-    with pytest.raises(HardwareError, match="999 devices are requested, but the inventory has"):
-        job("parallel=dp", "parallel.devices=999", "hardware.accelerator=cpu")
 
 
 def test_several_devices_need_a_strategy(job) -> None:

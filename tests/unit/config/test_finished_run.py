@@ -45,16 +45,15 @@ RUN = (
 )
 
 
-def test_it_is_the_same_configuration(tmp_path: Path) -> None:
-    spec = recorded(tmp_path, *RUN)
+STUDY = ("experiment=staleness", "scale=smoke", "parallel.strategy.mode=none")
+
+
+@pytest.mark.parametrize("words", [RUN, STUDY])
+def test_it_is_the_same_configuration(tmp_path: Path, words: tuple[str, ...]) -> None:
+    spec = recorded(tmp_path, *words)
     found = again(tmp_path)
     assert found.flat() == spec.flat()
     assert found.identity() == spec.identity()
-
-
-def test_an_experiments_settings_are_kept(tmp_path: Path) -> None:
-    spec = recorded(tmp_path, "experiment=staleness", "scale=smoke", "parallel.strategy.mode=none")
-    assert again(tmp_path).flat() == spec.flat()
 
 
 def test_what_follows_from_a_setting_still_does(tmp_path: Path) -> None:
@@ -99,6 +98,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         *("--config-dir=there", "--experimental-rerun=config.pickle", "-m", "seed"),
         *("force=true", "hydra.job.env_set.A=1", "+hydra/launcher=joblib", "paths.outputs=there"),
         *("name=${oc.env:HOME}", "++tags=['a ${ oc.env: HOME}']", "name=${${name}:HOME}"),
+        *(r"name=$\{oc.env\:HOME\}", "name='${oc.${seed}:HOME}'", "+model@hydra.x=tiny"),
     ],
 )
 def test_what_no_run_records_is_not_taken_from_it(tmp_path: Path, word: str) -> None:

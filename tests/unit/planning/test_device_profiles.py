@@ -16,7 +16,6 @@ from sparsepipe.planning.device_profiles import (
     as_loaded,
     check_measured,
     fingerprint_of,
-    load_profiles,
 )
 from sparsepipe.planning.search import find_plan
 from sparsepipe.profiling import Profile
@@ -104,29 +103,23 @@ def test_matching_workloads_give_no_messages(
     [
         ("slowdown", 1.0, "slowdown 1, not 2"),
         ("backend", "MinkowskiEngine", "backend MinkowskiEngine, not NativeBackend"),
-    ],
-)
-def test_profiles_measured_otherwise_are_refused(name: str, value: object, words: str) -> None:
-    with pytest.raises(ProfileError, match=f"half-speed was measured with {words}") as told:
-        check({**AS_IT_WILL_BE, name: value})
-    assert "task=profile" in told.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
         ("device", "full-speed", "device full-speed, not half-speed"),
         ("dtype", "float64", "dtype float64, not float32"),
         ("threads", 4, "threads 4, not 3"),
         ("optimizer", "torch.optim.AdamW", "optimizer torch.optim.AdamW, not torch.optim.SGD"),
     ],
 )
-def test_small_differences_are_warned_of(
+def test_profiles_measured_otherwise_are_refused_or_warned_of(
     name: str, value: object, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    check({**AS_IT_WILL_BE, name: value})
-    (told,) = caplog.messages
-    assert f"half-speed was measured with {words}" in told
+    words = f"half-speed was measured with {words}"
+    if name in ("slowdown", "backend"):
+        with pytest.raises(ProfileError, match=words) as told:
+            check({**AS_IT_WILL_BE, name: value})
+        assert "task=profile" in told.value.remedy
+    else:
+        check({**AS_IT_WILL_BE, name: value})
+        assert [words in message for message in caplog.messages] == [True]
 
 
 def test_threads_are_a_share_of_the_cores(
@@ -138,11 +131,3 @@ def test_threads_are_a_share_of_the_cores(
     assert not caplog.records
     check({**AS_IT_WILL_BE, "threads": 9})
     assert "threads 9, not 4" in caplog.text
-
-
-def test_the_authors_profiles_are_of_another_backend() -> None:
-    config = composed("hardware=paper_5gpu", "model=sparse_vgg16_bn", "parallel=hete_mp")
-    inventory = build_inventory(config)
-    found = load_profiles(inventory, "sparse_vgg16_bn", given={})
-    with pytest.raises(ProfileError, match="backend MinkowskiEngine"):
-        check_measured(found, config, inventory)

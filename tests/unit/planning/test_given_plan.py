@@ -25,20 +25,24 @@ def auto_plan(tmp_path: Path) -> Path:
     return tmp_path / "run" / "plan.json"
 
 
-@pytest.mark.parametrize("setting", ["", "parallel.strategy.recompute={layers: [3, [0, 0]]}", AUTO])
-def test_a_plan_file_has_its_layers_recomputed(tmp_path: Path, setting: str) -> None:
-    asked = [f"parallel.plan.file={auto_plan(tmp_path)}", *([setting] if setting else [])]
-    config = composed(*MODEL, "parallel=gpipe", *asked, given(tmp_path))
+@pytest.mark.parametrize("setting", [None, "{layers: [3, [0, 0]]}", "auto", "{}"])
+def test_a_plan_file_has_its_layers_recomputed(tmp_path: Path, setting: str | None) -> None:
+    asked = [] if setting is None else [f"parallel.strategy.recompute={setting}"]
+    file = f"parallel.plan.file={auto_plan(tmp_path)}"
+    config = composed(*MODEL, "parallel=gpipe", file, *asked, given(tmp_path))
     division = division_of(config)
     refuse_recompute(config, inventory(1.4e6), division)
-    recomputed = recompute_of(config.parallel, division)
-    own = config.parallel.recompute if "layers" in setting else {"layers": [[0, 0], [3, 3]]}
-    assert recomputed == own, "the setting's own layers come first"
+    layers = {"layers": [[0, 0], [3, 3]]}
+    own = {"{}": {}, "{layers: [3, [0, 0]]}": config.parallel.recompute}.get(str(setting), layers)
+    assert recompute_of(config.parallel, division) == own, "the setting's own layers come first"
     named = config.parallel.search.profiles
     profiles = load_profiles(inventory(1.4e6), "mlp", given=named)
     plan = plan_to_simulate(config, division, inventory(1.4e6), profiles)
-    assert plan.details["recomputed"] == [[0, 0], [3, 3]]
-    assert plan.details["bottleneck_s"] == pytest.approx(10.0), "as its search expected"
+    if setting == "{}":
+        assert not {"recomputed", "bottleneck_s"} & plan.details.keys()
+    else:
+        assert plan.details["recomputed"] == [[0, 0], [3, 3]]
+        assert plan.details["bottleneck_s"] == pytest.approx(10.0), "as its search expected"
 
 
 def test_what_a_plan_file_recomputes_is_part_of_the_run(
@@ -56,18 +60,6 @@ def test_what_a_plan_file_recomputes_is_part_of_the_run(
         return run_directory(config, inventory(1e9)).run_id
 
     assert identity(path) != identity(plain)
-
-
-def test_nothing_is_recomputed_by_an_empty_setting(tmp_path: Path) -> None:
-    asked = (f"parallel.plan.file={auto_plan(tmp_path)}", "parallel.strategy.recompute={}")
-    config = composed(*MODEL, "parallel=gpipe", *asked, given(tmp_path))
-    division = division_of(config)
-    refuse_recompute(config, inventory(1e9), division)
-    assert recompute_of(config.parallel, division) == {}
-    named = config.parallel.search.profiles
-    profiles = load_profiles(inventory(1e9), "mlp", given=named)
-    plan = plan_to_simulate(config, division, inventory(1e9), profiles)
-    assert not {"recomputed", "bottleneck_s"} & plan.details.keys()
 
 
 def test_expected_times_with_other_recomputed_layers_are_left_out(tmp_path: Path) -> None:

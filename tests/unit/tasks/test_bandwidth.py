@@ -127,20 +127,21 @@ def test_a_killed_rank_ends_the_command(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
-        (("hardware.cpu_devices=1",), HardwareError, "the inventory has only one"),
+        (
+            ("hardware.accelerator=cpu", "hardware.cpu_devices=1"),
+            HardwareError,
+            "the inventory has only one",
+        ),
         (("hardware=paper_8gpu",), ConfigError, "num_nodes=2"),
-        (("task.repeats=0",), ConfigError, "task.repeats"),
-        (("task.sizes_bytes=[0]",), ConfigError, "task.sizes_bytes"),
+        (("hardware=cores", "task.repeats=0"), ConfigError, "task.repeats"),
+        (("hardware=cores", "task.sizes_bytes=[0]"), ConfigError, "task.sizes_bytes"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
     job: Callable[..., Path], overrides: tuple[str, ...], error: type[SparsePipeError], message: str
 ) -> None:
-    hardware = () if overrides[0].startswith("hardware") else ("hardware=cores",)
-    if "hardware.cpu_devices=1" in overrides:
-        hardware = ("hardware.accelerator=cpu",)
     with pytest.raises(error, match=message) as caught:
-        job(*QUICK, *hardware, *overrides)
+        job(*QUICK, *overrides)
     assert caught.value.remedy
 
 

@@ -44,31 +44,33 @@ def test_both_spellings_are_the_same_run(tmp_path: Path) -> None:
     assert len({first, slower, *others}) == 5
 
 
-def test_settings_of_the_task_are_moved_to_the_hardware(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("task.time_scale=5", "task.link_bytes_per_s=3e6"), (5, "auto", 3e6)),
+        (
+            (
+                *("hardware.time_scale=10", "hardware.network=loopback"),
+                "hardware.link_bytes_per_s=3e6",
+            ),
+            (10, "loopback", 3e6),
+        ),
+        ((), (1, "auto", 20e6)),
+    ],
+)
+def test_task_and_hardware_say_the_same(
+    tmp_path: Path, given: tuple[str, ...], expected: tuple[float, str, float]
+) -> None:
     *here, _ = hosts(tmp_path)
-    config = asked(*here, EMULATE, "task.time_scale=5", "task.link_bytes_per_s=3e6")
-    emulation = config.emulation
-    assert emulation is not None
-    assert (emulation.time_scale, emulation.network) == (5, "auto")
+    config = asked(*here, EMULATE, *given)
     inventory = build_inventory(config)
     assert inventory.link is not None
-    assert inventory.link.bytes_per_s == 3e6
     assert inventory.accelerator == "cpu"
+    time_scale, network = (config.task.get(name) for name in ("time_scale", "network"))
+    assert (time_scale, network, inventory.link.bytes_per_s) == expected
+    assert config.emulation is not None
+    assert (config.emulation.time_scale, config.emulation.network) == expected[:2]
     assert as_emulated(config) == config, "asked once more, it is as it was"
-
-
-def test_what_the_task_leaves_out_is_as_the_hardware_says(tmp_path: Path) -> None:
-    *here, _ = hosts(tmp_path)
-    said = ("hardware.time_scale=10", "hardware.network=loopback", "hardware.link_bytes_per_s=3e6")
-    config = asked(*here, EMULATE, *said)
-    assert config.task.get("time_scale") == config.hardware.get("time_scale") == 10
-    assert config.task.get("network") == config.hardware.get("network") == "loopback"
-    inventory = build_inventory(config)
-    assert inventory.link is not None
-    assert inventory.link.bytes_per_s == 3e6
-    nobody = asked(*here, EMULATE)
-    assert (nobody.task.get("time_scale"), nobody.task.get("network")) == (1, "auto")
-    assert as_emulated(nobody) == nobody
 
 
 @pytest.mark.parametrize(

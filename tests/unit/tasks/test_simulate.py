@@ -127,6 +127,21 @@ def test_data_parallelism_waits_for_the_slowest_and_for_its_sums(tmp_path: Path)
     assert faster["minibatch_s"] < at_once["minibatch_s"]
 
 
+def test_replicas_on_two_servers_sum_in_a_chain(tmp_path: Path) -> None:
+    """P crosses the link in place of 2 x 3 / 4 P; all else stays the same. Data parallelism, with
+    which it is compared, sums in a ring, whatever is said of the replicas of a stage.
+    """
+    slow = (*BY_HAND, "task.link_bytes_per_s=2e6")  # so that it waits for its sums
+    found = result(run(tmp_path, *slow))
+    chain, direct, ring = (
+        result(run(tmp_path, *slow, f"task.all_reduce={way}"))
+        for way in ("chain", "direct", "ring")
+    )
+    assert found["minibatch_s"] == chain["minibatch_s"] < direct["minibatch_s"]
+    assert ring["minibatch_s"] < direct["minibatch_s"]
+    assert ring["dp_minibatch_s"] == direct["dp_minibatch_s"]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b", "eager_1f1b"])
 def test_a_synchronous_pipeline_is_simulated_as_it_trains(tmp_path: Path, parallel: str) -> None:

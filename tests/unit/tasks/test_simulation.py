@@ -66,21 +66,13 @@ def test_copies_count_where_weights_are_stashed_and_profiles_have_them(
     each = tuple(replace(layer, copy_s=COPY_S) for layer in one.layers)
     replace(one, layers=each if told else one.layers).save(tmp_path / "mlp.json")
     device = f"{{name: gpu, count: 2, profile: {{mlp: {tmp_path / 'mlp.json'}}}}}"
-    done = run_job(
-        composed(
-            f"paths.outputs={tmp_path}",
-            "experiment=tiny",
-            "task=simulate",
-            "hardware=cores",
-            f"hardware.value.hosts=[{{name: here, link: {{bytes_per_s: 1e15}}, "
-            f"devices: [{device}]}}]",
-            "parallel=pipeline",
-            "parallel.plan.config=1-1",
-            "parallel.plan.cuts=[2]",
-            f"parallel.strategy.mode={mode}",
-        )
+    found, _ = outcome(
+        tmp_path,
+        *("experiment=tiny", "task=simulate", "hardware=cores"),
+        f"hardware.value.hosts=[{{name: here, link: {{bytes_per_s: 1e15}}, devices: [{device}]}}]",
+        *("parallel=pipeline", "parallel.plan.config=1-1", "parallel.plan.cuts=[2]"),
+        f"parallel.strategy.mode={mode}",
     )
-    found = json.loads(done.result.read_text())
     stage_s = 2 * (FORWARD_S + BACKWARD_S)
     expected_s = stage_s + 2 * COPY_S * copies
     assert found["minibatch_s"] == pytest.approx(expected_s, rel=1e-6)
@@ -89,19 +81,13 @@ def test_copies_count_where_weights_are_stashed_and_profiles_have_them(
 PAPER = ("task=simulate", "hardware=paper_5gpu", "task.timeline_minibatches=1")
 
 
-def result(outputs: Path, *overrides: str) -> dict[str, Any]:
-    done = run_job(composed(f"paths.outputs={outputs}", *overrides))
-    found: dict[str, Any] = json.loads(done.result.read_text())
-    return found
-
-
 @pytest.mark.parametrize("minibatches", [4, 16])
 def test_data_parallelism_on_devices_that_are_alike(tmp_path: Path, minibatches: int) -> None:
     """On a link that takes no time a round takes what the layers take."""
     layers = profile()
     layers.save(tmp_path / "mlp.json")
     device = f"{{name: gpu, count: 8, profile: {{mlp: {tmp_path / 'mlp.json'}}}}}"
-    found = result(
+    found, _ = outcome(
         tmp_path,
         "experiment=tiny",
         "task=simulate",
@@ -119,7 +105,7 @@ def test_data_parallelism_on_devices_that_are_alike(tmp_path: Path, minibatches:
 
 def test_a_short_epoch_has_the_same_pace_as_a_long_one(tmp_path: Path) -> None:
     few, many = (
-        result(tmp_path, *PAPER, "parallel=paper_mp", f"task.minibatches={count}")
+        outcome(tmp_path, *PAPER, "parallel=paper_mp", f"task.minibatches={count}")[0]
         for count in (3, 154)
     )
     for key in ("minibatch_s", "dp_minibatch_s", "speedup_over_dp", "busy_share"):
