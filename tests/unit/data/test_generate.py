@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from sparsepipe.data.formats.off import read_off, write_off
-from sparsepipe.data.shapes import SHAPE_CLASSES, generate, generate_shapes, make_shape
+from sparsepipe.data.shapes import SHAPE_CLASSES, generate_shapes, make_shape
 from sparsepipe.errors import ConfigError, DataError
 from tests.support.data_helpers import assert_session_ends
 
@@ -114,16 +114,6 @@ def test_a_full_disk_is_explained_and_what_is_written_kept(
     generate_shapes(small_disk / "shapes", **many)
     generate_shapes(tmp_path / "whole", **many)
     assert contents(small_disk / "shapes") == contents(tmp_path / "whole")
-
-
-@pytest.mark.full
-def test_the_number_of_processes_does_not_matter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generate, "_SHAPES_PER_WORKER", 1)
-    generate_shapes(tmp_path / "one", **SMALL, workers=1)
-    generate_shapes(tmp_path / "two", **SMALL, workers=2)
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
 SCRIPT = """
