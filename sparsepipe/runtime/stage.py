@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.activation_checkpointing import RecomputedSpan
 from sparsepipe.runtime.random_generators import KeyedRandomness
 from sparsepipe.runtime.transport.serialization import differentiable
@@ -156,6 +157,12 @@ class StageLayers:
             with self._autocast():
                 ran = run if close is None else partial(run, value)
                 loss, extra = self._call(leaves, partial(around, ran))
+            if any(each.grad is not None for each in (*inputs, *(leaves or {}).values())):
+                raise ConfigError(
+                    "training_step calls backward, but only the gradients of the loss that it "
+                    "returns go to the other stages",
+                    remedy="add to the loss, or use torch.autograd.grad",
+                )
             return Flight(
                 call=self._call, inputs=inputs, roots=[loss], loss=loss.detach(), extra=extra
             )

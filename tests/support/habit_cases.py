@@ -127,7 +127,7 @@ class Scaling(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
         loss = closure()
         every = [p for group in self.param_groups for p in group["params"]]
-        total = sum(p.grad.norm().item() ** 2 for p in every) ** 0.5
+        total = sum(float(p.grad.norm()) ** 2 for p in every) ** 0.5
         for parameter in every:
             parameter.grad.div_(1 + total)
         super().step()
@@ -152,6 +152,14 @@ def _masked(self: Base, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     mask = y.double() + 1
     loss = (F.cross_entropy(self.layers(x), y, reduction="none") * mask).sum() / mask.sum()
     return {"loss": loss, "weight": mask.sum()}
+
+
+def _backward_by_hand(self: Base, x: Tensor, y: Tensor) -> Tensor:
+    """In one process Lightning drops these gradients before it computes the loss's."""
+    logits = self.layers(x)
+    logits.square().mean().backward(retain_graph=True)
+    self.zero_grad()
+    return F.cross_entropy(logits, y)
 
 
 def _wrap(self: Any, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
@@ -193,6 +201,11 @@ ACROSS_STAGES = {
             on_before_backward=lambda self, loss: _squares(self.layers[4].parameters()).backward()
         ),
         message="changes the gradient of layers.4.weight itself",
+        early=False,
+    ),
+    "`.backward()` by hand in a step": Habit(
+        module=step(_backward_by_hand),
+        message="training_step calls backward",
         early=False,
     ),
     "a buffer of another stage (`dict(self.named_buffers())[...]`)": Habit(

@@ -84,7 +84,7 @@ class StageOptimizer:
         def closure() -> Tensor:
             nonlocal calls
             calls += 1
-            with self._unwatched():
+            with torch._C.DisableTorchFunction():
                 if calls > 1 or weights() != before:
                     raise evaluates
                 for name, parameter in self._parameters.items():
@@ -117,16 +117,13 @@ class StageOptimizer:
             group.update(present)
         self._options = {known: o for known, o in self._options.items() if known >= step}
 
-    def _unwatched(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._watch is None else self._watch.paused()
-
     def _clipping(self) -> AbstractContextManager[None]:
         """Context in which Lightning clips by the norm of the stage, or of all if ``norm`` does."""
         precision, norm = self._precision, self._norm
         clip = precision.clip_grad_by_norm if norm is None else partial(norm.clip, precision)
 
         def unwatched(optimizer: Optimizer, clip_val: float) -> None:
-            with self._unwatched():
+            with torch._C.DisableTorchFunction():
                 clip(optimizer, clip_val)
 
         return clipping_by_norm(precision, unwatched)

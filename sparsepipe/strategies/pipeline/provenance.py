@@ -1,150 +1,37 @@
-"""Follows values through tensor operations, to see what users' code computes from what."""
+"""Sees from what users' code computes updates and losses."""
 
 from __future__ import annotations
 
-import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.transport.serialization import differentiable
 from sparsepipe.strategies import trainer_internals as internals
 
+Sources = frozenset[str]
+"""Keys of the layers, or of the only layer's parameters, from which a value was computed."""
+
 _READING = ("item", "__bool__", "__float__", "__int__", "tolist", "numpy", "__array__")
-_DIVIDING = ("div", "divide", "true_divide", "__truediv__", "__itruediv__", "div_")
-_SELECTING = ("masked_select", "nonzero", "topk", "kthvalue")
-_HOOKS = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping")
 _ARITHMETIC = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow")
 
 
-class Provenance(TorchFunctionMode):
-    """Notes, within its context, from which sources tensors were computed.
+class UpdateWatch(TorchFunctionMode):
+    """Refuses, within its context, an update by values of several layers, such as their norm.
 
-    A set of sources is an int with a bit for each. Results of an operation have all sources of its
-    arguments; those of operations on lists of tensors have them position by position.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._found = WeakTensorKeyDictionary()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Context, within that of this object, of code that is not followed."""
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        try:
-            yield
-        finally:
-            self.__enter__()  # type: ignore[no-untyped-call]
-
-    def mark(self, value: Any, sources: int) -> None:
-        """Adds to the sources of all tensors in a value."""
-        for each in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(each, Tensor) and sources:
-                self._found[each] = self.sources(each) | sources
-            elif isinstance(each, list | tuple):
-                self.mark(each, sources)
-
-    def sources(self, value: Any) -> int:
-        """Returns the sources of all tensors and numbers in a value."""
-        if isinstance(value, Tensor | Number):
-            found = value.sources if isinstance(value, Number) else self._found.get(value, 0)  # type: ignore[no-untyped-call]
-            return int(found)
-        found = 0
-        if isinstance(value, list | tuple | dict):
-            for each in value.values() if isinstance(value, dict) else value:
-                found |= self.sources(each)
-        return found
-
-    def read(self, value: Any, sources: int, *, kept: bool) -> Any:
-        """Called with what is read from tensors: a number, say. Returns what users' code gets if
-        ``kept``.
-        """
-        return value
-
-    def written(self, target: Any, sources: int, *, drops: bool) -> None:
-        """Called before a tensor is changed, or gets another gradient, with the new sources;
-        ``drops``: whether it becomes zero or None.
-        """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name in ("__set__", "__delete__"):
-            if getattr(func.__self__, "__name__", "") in ("grad", "data"):
-                drops = name == "__delete__" or args[1] is None
-                self.written(args[0], self.sources(args[1:]), drops=drops)
-            return func(*args, **kwargs)
-        rows = [(args, kwargs)]
-        if name.startswith(("_foreach", "_fused")):
-            given = (*args, *kwargs.values())
-            lists = [each for each in given if isinstance(each, list | tuple)]
-            rest = [each for each in given if not isinstance(each, list | tuple)]
-            rows = [(each, rest) for each in zip(*lists, strict=True)]
-        found = [self.sources(row) for row in rows]
-        for (row, _), sources in zip(rows, found, strict=True):
-            for changed in [*row[:1]] * _is_in_place(name) + [kwargs.get("out")]:
-                if sources and changed is not None:
-                    self.written(changed, sources, drops=name.endswith("zero_"))
-                    self.mark(changed, sources)
-        result = func(*args, **kwargs)
-        if name in _READING:
-            kept = name == "item"
-            number = self.read(result, found[0], kept=kept)
-            return number if kept else result
-        if rows[0][0] is args:
-            self.mark(result, found[0])
-        elif isinstance(result, list | tuple):
-            for each, sources in zip(result, found, strict=True):
-                self.mark(each, sources)
-        return result
-
-
-def _is_in_place(name: str) -> bool:
-    """Returns whether a function changes its first argument, as ``add_`` and ``__iadd__`` do."""
-    if name.startswith("__"):
-        return (name[2] == "i" and name not in ("__invert__", "__int__")) or name == "__setitem__"
-    return name.endswith("_")
-
-
-class Number(float):
-    """A number that was read from tensors, and passes their sources on."""
-
-    sources: int
-    watch: UpdateWatch
-
-    def __reduce__(self) -> Any:
-        return float, (float(self),)
-
-
-def _passing_on(name: str) -> Callable[..., Any]:
-    def apply(self: Number, *others: Any) -> Any:
-        found = getattr(float, name)(self, *others)
-        return self.watch.read(found, self.watch.sources((self, *others)), kept=True)
-
-    return apply
-
-
-torch.serialization.add_safe_globals([float])  # as which a Number in a checkpoint is read
-for _name in (*_ARITHMETIC, "neg", "abs", "lt", "le", "gt", "ge"):
-    setattr(Number, f"__{_name}__", _passing_on(f"__{_name}__"))
-
-
-class UpdateWatch(Provenance):
-    """Refuses an update by values of several layers, such as their norm.
-
-    A rank has only the layers of its stage, so that each would update by a norm of its own.
+    A rank has only the layers of its stage, so that each would update by a norm of its own. Results
+    of an operation have all sources of its arguments; those of operations on lists of tensors have
+    them position by position. What a hook, or the optimizer, does after it has read a value may
+    depend on that value, so it may write only what has the same source.
 
     Args:
         module: the module, whose hooks run.
@@ -163,53 +50,57 @@ class UpdateWatch(Provenance):
     ) -> None:
         super().__init__()
         self._module, self._notice = module, notice
-        self._parameters = list(parameters.values())
-        self._layers = list(map(layer_of, parameters))
+        one = len(set(map(layer_of, parameters))) == 1
+        self._parameters: dict[str, list[Tensor]] = {}
+        self._found = WeakTensorKeyDictionary()
+        for name, parameter in parameters.items():
+            key = name if one else layer_of(name)
+            self._parameters.setdefault(key, []).append(parameter)
+            self._found[parameter] = frozenset([key])
         self._hook: str | None = None
-        self._told = 0  # sources of all numbers that the hook has read, but bools
-        self._last = 0  # sources of the last one by which it may decide what to write
-        for place, parameter in enumerate(self._parameters):
-            self.mark(parameter, 1 << place)
+        self._last: Sources = frozenset()  # of the last value by which the hook may decide
 
-    def _is_global(self, sources: int) -> bool:
-        """Returns whether values come from several layers, or all parameters of the only one."""
-        layers = {layer for place, layer in enumerate(self._layers) if sources >> place & 1}
-        several = bool(sources & (sources - 1))
-        return len(layers) > 1 or (several and sources == (1 << len(self._layers)) - 1)
+    def sources(self, value: Any) -> Sources:
+        """Returns the sources of all tensors and numbers in a value."""
+        if isinstance(value, Tensor):
+            found: Sources = self._found.get(value, frozenset())  # type: ignore[no-untyped-call]
+            return found
+        if isinstance(value, Number):
+            return value.sources
+        inside = value.values() if isinstance(value, dict) else value
+        known = isinstance(value, list | tuple | dict)
+        return frozenset().union(*map(self.sources, inside if known else ()))
 
-    def mark(self, value: Any, sources: int) -> None:
-        super().mark(value, sources)
-        if self._is_global(sources):
-            self._notice()
+    def read(self, value: Any, sources: Sources, *, kept: bool = False) -> Any:
+        """Returns what users' code gets for a value read from tensors; if ``kept``, a Number."""
+        kept = kept and type(value) is float
+        if not kept:
+            self._check(sources)
+        if sources and not (kept and len(sources) == 1):
+            self._last = sources
+        return Number.of(value, sources, self) if kept and sources else value
 
-    def _in_hook(self) -> bool:
-        """Returns whether a hook runs that has the gradients; forgets what others have read."""
-        hook = internals.current_hook(self._module)
-        if hook != self._hook:
-            self._hook, self._last, self._told = hook, 0, 0
-        return hook in _HOOKS
+    def _mark(self, value: Any, sources: Sources) -> None:
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(each, Tensor) and sources:
+                self._found[each] = found = self.sources(each) | sources
+                if len(found) > 1:
+                    self._notice()
+            elif isinstance(each, list | tuple):
+                self._mark(each, sources)
 
-    def read(self, value: Any, sources: int, *, kept: bool) -> Any:
-        self._check(sources)
-        if kept and type(value) is float and sources:
-            value = Number(value)
-            value.sources, value.watch = sources, self
-        elif self._in_hook():
-            self._told |= 0 if type(value) is bool else sources
-            if type(value) is bool or self._is_global(self._told):
-                self._last = sources
-        return value
+    def _write(self, target: Any, sources: Sources) -> None:
+        """Checks what a tensor is about to be changed by, if it is a parameter or a gradient."""
+        places = set()
+        for key in self.sources(target):
+            for parameter in self._parameters[key]:
+                own = [parameter] if parameter.grad is None else [parameter, parameter.grad]
+                places |= {each.untyped_storage().data_ptr() for each in own}
+        if target.untyped_storage().data_ptr() in places:
+            self._check(sources | self.sources(target) | self._last)
 
-    def written(self, target: Any, sources: int, *, drops: bool) -> None:
-        known = self.sources(target)
-        for place, parameter in enumerate(self._parameters):
-            if known >> place & 1 and _shares(target, parameter):
-                # A loop over parameters that decides about each has last read what it changes.
-                self._check(sources | 1 << place | (self._last if self._in_hook() else 0))
-                self._last &= -1 if drops else ~(1 << place)
-
-    def _check(self, sources: int) -> None:
-        if self._is_global(sources):
+    def _check(self, sources: Sources) -> None:
+        if len(sources) > 1:
             raise ConfigError(
                 "a hook or the optimizer computes an update from the gradients or weights of "
                 "several layers, such as their norm, but a rank of a pipeline has only those of "
@@ -218,46 +109,112 @@ class UpdateWatch(Provenance):
                 "by its own values, or train with parallel=dp",
             )
 
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if (hook := internals.current_hook(self._module)) != self._hook:
+            self._hook, self._last = hook, frozenset()
+        if name in ("__set__", "__delete__"):
+            if getattr(func.__self__, "__name__", "") in ("grad", "data"):
+                self._write(args[0], self.sources(args[1:]))
+            return func(*args, **kwargs)
+        rows = [(*args, *kwargs.values())]
+        by_place = name.startswith(("_foreach", "_fused"))
+        if by_place:
+            lists = [each for each in rows[0] if isinstance(each, list | tuple) and each]
+            rest = [each for each in rows[0] if not isinstance(each, list | tuple)]
+            rows = [(*each, *rest) for each in zip(*lists, strict=True)]
+        found = list(map(self.sources, rows))
+        for row, sources in zip(rows, found, strict=True):
+            for changed in [*row[: _is_in_place(name)], kwargs.get("out")]:
+                if isinstance(changed, Tensor):
+                    self._write(changed, sources)
+                    self._mark(changed, sources)
+        result = func(*args, **kwargs)
+        if name in _READING:
+            return self.read(result, found[0], kept=name == "item")
+        if not by_place:
+            self._mark(result, found[0])
+        elif isinstance(result, list | tuple):
+            for each, sources in zip(result, found, strict=True):
+                self._mark(each, sources)
+        return result
 
-def _shares(target: Tensor, parameter: Tensor) -> bool:
-    """Returns whether a tensor has the memory of a parameter or of its gradient."""
-    with torch._C.DisableTorchFunction():
-        own = [each for each in (parameter, parameter.grad) if each is not None]
-        places = [each.untyped_storage().data_ptr() for each in own]
-        return target.untyped_storage().data_ptr() in places
+
+def _is_in_place(name: str) -> bool:
+    """Returns whether a function changes its first argument, as ``add_`` and ``__iadd__`` do."""
+    if name.startswith("__"):
+        return (name[2] == "i" and name not in ("__invert__", "__int__")) or name == "__setitem__"
+    return name.endswith("_")
 
 
-class LossWatch(Provenance):
+class Number(float):
+    """A number that was read from tensors, and passes their sources on."""
+
+    sources: Sources
+    watch: UpdateWatch
+
+    @classmethod
+    def of(cls, value: float, sources: Sources, watch: UpdateWatch) -> Number:
+        number = cls(value)
+        number.sources, number.watch = sources, watch
+        return number
+
+    def __reduce__(self) -> Any:
+        return float, (float(self),)
+
+
+def _passing_on(name: str) -> Callable[..., Any]:
+    def apply(self: Number, *others: Any) -> Any:
+        found = getattr(float, name)(self, *others)
+        return self.watch.read(found, self.watch.sources((self, *others)), kept=True)
+
+    return apply
+
+
+torch.serialization.add_safe_globals([float])  # as which a Number in a checkpoint is read
+for _name in (*_ARITHMETIC, "neg", "abs", "lt", "le", "gt", "ge"):
+    setattr(Number, f"__{_name}__", _passing_on(f"__{_name}__"))
+
+
+class LossWatch:
     """Finds what weight the loss of a microbatch has in that of its minibatch.
 
     A mean over samples has their number. Torch's cross-entropy of weighted classes, ignored labels
-    or single voxels is a mean over labels, whose sum of weights is known. Of other losses that are
-    divided by, or selected by, values of samples, there is a warning.
+    or single voxels is a mean over labels, whose sum of weights its node in the graph has. There is
+    a warning if a sum in the loss is divided by something else, or by nothing.
     """
 
-    _DATA, _UNEVEN = 1, 2
-
     def __init__(self, module: pl.LightningModule) -> None:
-        super().__init__()
         self._kind = type(module).__name__
-        self._samples = 0
-        self._weights = WeakTensorKeyDictionary()
+        self._outputs: set[Node] = set()
+        self._before: list[float] = []
         self._warned = False
 
-    def begin(self, batch: Any, *, samples: int) -> None:
-        """Begins the step of a microbatch."""
-        self._samples = samples
-        self.follow(batch)
+    def follow(self, output: Any) -> None:
+        """Notes the output of the layers, from which the loss is computed."""
+        self._outputs = {get_gradient_edge(each).node for each in differentiable(output)}
 
-    def follow(self, values: Any) -> None:
-        """Notes that tensors have values of samples: the batch, and the output of the layers."""
-        self.mark(pytree.tree_leaves(values), self._DATA)
-
-    def weight(self, loss: Tensor) -> float | None:
-        """Returns the weight of the step's loss; None for the number of its samples."""
-        if loss in self._weights:
-            return float(self._weights[loss])
-        if self.sources(loss) & self._UNEVEN and not self._warned:
+    def weight(self, loss: Tensor, *, samples: int) -> float | None:
+        """Returns the weight of the loss of a microbatch; None for the number of its samples."""
+        weight: float | None = None
+        divisors: list[float] = []
+        for node, divided in [] if loss.grad_fn is None else self._sums(loss.grad_fn, samples):
+            divisors += divided.flatten().tolist()
+            if weight is None and node.name().startswith("Nll") and not divided.isnan():
+                found, target = float(divided), node._saved_target  # type: ignore[attr-defined]
+                if len(target) != samples:  # single voxels, or selected samples
+                    weight = found
+                elif found != target.numel():
+                    weight = found * samples / target.numel()
+        self._outputs = set()
+        if weight == 0:  # which changes nothing
+            return weight
+        before, self._before = self._before, [n / (weight or samples) for n in divisors]
+        alike = all(abs(a - b) <= 1e-5 * abs(a) for a, b in zip(before, self._before, strict=False))
+        if not self._warned and not (alike and all(map(math.isfinite, divisors))):
             self._warned = True
             warnings.warn(
                 f"the loss of {self._kind}.training_step is not a plain mean over samples, but "
@@ -266,43 +223,51 @@ class LossWatch(Provenance):
                 "divided by, such as the sum of a mask.",
                 stacklevel=2,
             )
-        return None
+        return weight
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = super().__torch_function__(func, types, args, kwargs)
-        if func in (F.cross_entropy, F.nll_loss):
-            given = inspect.signature(func).bind(*args, **(kwargs or {})).arguments
-            if (weight := self._of_labels(given)) is not None:
-                self._weights[result] = weight
-                self.mark(result, self._UNEVEN)
-        elif any(self.sources(each) & self._DATA for each in self._counted(func, args)):
-            self.mark(result, self._UNEVEN)
-        return result
-
-    def _of_labels(self, given: Mapping[str, Any]) -> float | None:
-        """Returns the sum of the labels' weights, which torch divides by, as a number of samples;
-        None if each sample has the same. ``given``: the arguments of a loss of labels.
+    def _sums(self, root: Node, samples: int) -> Iterator[tuple[Node, Tensor]]:
+        """Yields the nodes of a loss's graph that add up values of samples, and what these sums are
+        divided by, which is NaN if that is unknown.
         """
-        target, weight = given["target"], given.get("weight")
-        whole = given.get("reduction", "mean") == "mean" and target.dim()
-        if not whole or target.is_floating_point():
-            return None
-        seen = target != given.get("ignore_index", -100)
-        found = float(seen.sum() if weight is None else weight.double()[target[seen]].sum())
-        if len(target) != self._samples:  # single voxels, or selected samples
-            return found
-        return None if found == target.numel() else found * self._samples / target.numel()
 
-    def _counted(self, func: Any, args: tuple[Any, ...]) -> Iterable[Any]:
-        """Yields what an operation divides by, unless it is for each sample, or selects by."""
-        name = getattr(func, "__name__", "")
-        if name in _SELECTING:
-            yield args
-        if name in _DIVIDING and isinstance(by := args[1], Tensor):
-            yield by if by.dim() < 2 and by.shape[:1] != (self._samples,) else None
-        if name == "__getitem__":
-            for by in args[1] if isinstance(args[1], tuple) else args[1:]:
-                if isinstance(by, Tensor) and by.dim():
-                    yield by if by.dtype == torch.bool or len(by) != self._samples else None
+        def of_samples(node: Any, number: int) -> bool:
+            shape = node._input_metadata[number].shape
+            return len(shape) > 1 or (shape == [samples] and not node.name().startswith("Stack"))
+
+        todo: list[tuple[Any, Any]] = [(root, None)]
+        while todo:
+            node, divisor = todo.pop()
+            name = node.name()
+            inside = [each for each in node.next_functions if each[0] is not None]
+            whole = [each for each in inside if of_samples(*each)]
+            for each in [node] + [each for each, _ in whole] * name.startswith("Sum"):
+                other = getattr(each, "_saved_other", None)
+                if each.name().startswith(("Div", "Mul")) and other is not None:
+                    by = torch.as_tensor(other).detach().double()
+                    if by.dim() < 2 and by.shape != (samples,):
+                        by = by if each.name().startswith("Div") else 1 / by
+                        divisor = by if divisor is None else divisor * by
+            todo += [(each, divisor) for each, _ in inside if (each, _) not in whole]
+            if not self._reached(each for each, _ in whole):
+                continue
+            reduction = getattr(node, "_saved_reduction", 0)
+            if name.startswith("Mean") or reduction == 1:
+                first, number = whole[0]
+                sizes = first._input_metadata[number].shape, node._input_metadata[0].shape
+                divisor = torch.tensor(math.prod(sizes[0]) / math.prod(sizes[1]))
+                divisor = getattr(node, "_saved_total_weight", divisor)
+            elif name.startswith(("View", "Squeeze")):  # of a single value
+                continue
+            elif divisor is None or not (name.startswith("Sum") or reduction == 2):
+                divisor = torch.tensor(math.nan)
+            yield node, divisor
+
+    def _reached(self, nodes: Iterable[Node]) -> bool:
+        """Returns whether nodes are computed from the output of the layers."""
+        todo, seen = list(nodes), set[Node]()
+        while todo:
+            if (node := todo.pop()) in self._outputs:
+                return True
+            seen.add(node)
+            todo += [each for each, _ in node.next_functions if each and each not in seen]
+        return False

@@ -253,25 +253,25 @@ class ModuleSteps:
         with self._recorder.recording(batch, hook=self.hook) as notes, self._metrics.tracking():
             result = run_from_layers(
                 self._layers,
-                lambda: self._watched(batch),
-                run=partial(self._unwatched, run),
+                lambda: self._step(batch),
+                run=partial(self._followed, run),
                 module=self._module,
                 randomness=None if drawn is None else safe_pickle.loads(drawn),
                 input_sent=self._send_input,
             )
-        return self._ended(result, notes)
+        return self._ended(result, notes, batch)
 
     def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Logs]:
         """Runs a step in one piece with ``run`` for the layers; returns as :meth:`close` does."""
         with (
             self._recorder.recording(batch, hook=self.hook) as notes,
             self._metrics.tracking(),
-            in_place_of(self._layers, partial(self._unwatched, run)),
+            in_place_of(self._layers, partial(self._followed, run)),
         ):
-            result = self._watched(batch)
-        return self._ended(result, notes)
+            result = self._step(batch)
+        return self._ended(result, notes, batch)
 
-    def _ended(self, result: Any, notes: list[Logged]) -> tuple[Any, Logs]:
+    def _ended(self, result: Any, notes: list[Logged], batch: Any) -> tuple[Any, Logs]:
         """Returns the loss in ``result`` for a training step, else ``result`` itself; and logs."""
         if self.hook != TRAINING:
             return result, tuple(notes)
@@ -284,7 +284,9 @@ class ModuleSteps:
         if self._watch is None:
             return loss, tuple(notes)
         given = result.get("weight") if isinstance(result, Mapping) else None
-        self.weight = self._watch.weight(loss) if given is None else float(given)
+        if given is None:
+            given = self._watch.weight(loss, samples=split(batch, 1)[0].samples)
+        self.weight = None if given is None else float(given)
         if not 0 <= (self.weight or 0) < math.inf:
             raise ConfigError(
                 f"training_step returned the weight {self.weight} of its loss",
@@ -295,20 +297,10 @@ class ModuleSteps:
             notes = [replace(note, weight=of.get(str(note.value))) for note in notes]
         return loss, tuple(notes)
 
-    def _watched(self, batch: Any) -> Any:
-        """Runs a step; of a microbatch's training step, follows how its loss is computed."""
-        if self._watch is None or self.hook != TRAINING:
-            return self._step(batch)
-        self._watch.begin(batch, samples=split(batch, 1)[0].samples)
-        with self._watch:
-            return self._step(batch)
-
-    def _unwatched(self, run: Callable[..., Any], *value: Any) -> Any:
-        if self._watch is None or self.hook != TRAINING:
-            return run(*value)
-        with self._watch.paused():
-            output = run(*value)
-        self._watch.follow(output)
+    def _followed(self, run: Callable[..., Any], *value: Any) -> Any:
+        output = run(*value)
+        if self._watch is not None:
+            self._watch.follow(output)
         return output
 
     def _step(self, batch: Any) -> Any:

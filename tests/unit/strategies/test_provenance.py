@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -40,7 +41,13 @@ def _clamped(every: list[nn.Parameter]) -> None:
 
 def _logged(every: list[nn.Parameter]) -> Any:
     norms = [p.grad.norm() for p in every]
-    return torch.stack(norms).norm(), [norm.item() for norm in norms], [float(n) for n in norms]
+    total = torch.stack(norms).norm()
+    return total, total.item(), [norm.item() for norm in norms], [float(n) for n in norms]
+
+
+def _logged_and_clamped(every: list[nn.Parameter]) -> None:
+    assert [p.grad.norm().item() for p in every]
+    _clamped(every)
 
 
 REFUSED: list[Hook] = [
@@ -49,6 +56,7 @@ REFUSED: list[Hook] = [
     lambda every: _drop(every, bool(torch.stack([p.grad.norm() for p in every]).norm() > 9)),
     lambda every: _drop(every, sum(p.grad.norm().item() ** 2 for p in every) > 99),
     lambda every: _drop(every, sum(float(p.grad.norm()) ** 2 for p in every) > 0),
+    lambda every: _drop(every, math.sqrt(sum(p.grad.norm().item() ** 2 for p in every)) > 1),
     lambda every: _drop(every, max(float(p.grad.detach().numpy().max()) for p in every) > 0),
     lambda every: _drop(every, any(bool((p.grad > 0).any()) for p in every)),
     lambda every: _drop(every, all(bool((p.grad > 0).any()) for p in every)),
@@ -78,45 +86,57 @@ def test_an_update_by_several_layers_is_refused(hook: Hook) -> None:
         watched(hook)
 
 
-@pytest.mark.parametrize("hook", [_each_by_its_own, _clamped, _logged])
+@pytest.mark.parametrize("hook", [_each_by_its_own, _clamped, _logged, _logged_and_clamped])
 def test_what_each_parameter_needs_alone_is_accepted(hook: Hook) -> None:
     watched(hook)
 
 
-SAMPLES = 4
-MASK = torch.tensor([0.0, 1.0, 2.0, 0.0])
-Y = torch.tensor([0, 1, 2, 1])
 CLASSES = torch.tensor([1.0, 2.0, 4.0])
-LOSSES: list[tuple[Callable[[Tensor], Tensor], float | None, bool]] = [
-    (lambda z: F.cross_entropy(z, Y), None, False),
-    (lambda z: F.cross_entropy(z, Y, label_smoothing=0.1) + z.square().mean(), None, False),
-    (lambda z: (z.sum(1) / z.norm(dim=1)).sum() / len(z), None, False),
-    (lambda z: z[torch.arange(4), Y].mean() / torch.tensor(3.0), None, False),
-    (lambda z: F.cross_entropy(z, Y, weight=CLASSES), 1 + 2 + 4 + 2, False),
-    (lambda z: F.nll_loss(z.log_softmax(1), Y, ignore_index=1), 2, False),
-    (lambda z: F.cross_entropy(z[Y > 0], Y[Y > 0]), 3, False),
-    (lambda z: F.cross_entropy(torch.stack([z, z], 2), torch.stack([Y, Y * 0 - 100], 1)), 2, False),
-    (lambda z: F.cross_entropy(torch.cat([z, z]), torch.cat([Y, Y])), 8, False),
-    (lambda z: 2 * F.cross_entropy(z, Y, weight=CLASSES), None, True),
-    (lambda z: (z.sum(1) * MASK).sum() / MASK.sum(), None, True),
-    (lambda z: z[MASK > 0].square().mean(), None, True),
-    (lambda z: z.square().mean(1).topk(2).values.mean(), None, True),
-    (lambda z: 1 - (z * z).sum() / (z.abs() + 1).sum(), None, True),  # Dice
+PENALISED = nn.Parameter(torch.ones(3))
+LABELS = torch.tensor([[0, 1, 2, 1], [2, 2, 1, 0]])  # of two microbatches
+MASKS = torch.tensor([[0.0, 1.0, 2.0, 0.0], [0.0, 1.0, 2.0, 1.0]])
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+LOSSES: list[tuple[Loss, list[float | None], bool]] = [
+    (lambda z, y, m: F.cross_entropy(z, y), [None, None], False),
+    (
+        lambda z, y, m: F.cross_entropy(z, y, label_smoothing=0.1) + z.std(1).mean(),
+        [None] * 2,
+        False,
+    ),
+    (lambda z, y, m: (z.sum(1) / z.norm(dim=1)).sum() / len(z), [None, None], False),
+    (lambda z, y, m: z[torch.arange(4), y].mean() / torch.tensor(3.0), [None, None], False),
+    (lambda z, y, m: z.square().mean() + PENALISED.square().sum(), [None, None], False),
+    (lambda z, y, m: torch.stack([z.mean(), z.square().mean()]).sum(), [None, None], False),
+    (lambda z, y, m: F.cross_entropy(z, y, weight=CLASSES), [9, 11], False),
+    (lambda z, y, m: 2 * F.cross_entropy(z, y, CLASSES, label_smoothing=0.1), [9, 11], False),
+    (lambda z, y, m: F.nll_loss(z.log_softmax(1), y, ignore_index=1), [2, 3], False),
+    (lambda z, y, m: F.cross_entropy(z[y > 1], y[y > 1]), [1, 2], False),
+    (lambda z, y, m: F.cross_entropy(torch.stack([z, z], 2), _voxels(y)), [2, 2], False),
+    (lambda z, y, m: F.cross_entropy(torch.cat([z, z]), torch.cat([y, y])), [8, 8], False),
+    (lambda z, y, m: F.cross_entropy(z, y, weight=CLASSES) + z.mean(), [9, 11], True),
+    (lambda z, y, m: (z.sum(1) * m).sum() / m.sum(), [None, None], True),
+    (lambda z, y, m: (z.sum(1) * m).sum() / m.sum().item(), [None, None], True),
+    (lambda z, y, m: (z.sum(1) * (m / m.sum())).sum(), [None, None], True),
+    (lambda z, y, m: z[m > 0].square().mean(), [None, None], True),
+    (lambda z, y, m: F.cross_entropy(z, y, reduction="sum"), [None, None], True),
+    (lambda z, y, m: z.square().mean(1).topk(2).values.mean(), [None, None], True),
+    (lambda z, y, m: 1 - (z * z).sum() / (z.abs() + 1).sum(), [None, None], True),  # Dice
+    (lambda z, y, m: 1 - ((z * z).sum(0) / (z.abs() + 1).sum(0)).mean(), [None, None], True),
 ]
 
 
-@pytest.mark.parametrize(("loss", "weight", "warns"), LOSSES)
-def test_weights_of_losses(
-    loss: Callable[[Tensor], Tensor], weight: float | None, warns: bool
-) -> None:
+def _voxels(y: Tensor) -> Tensor:
+    return torch.stack([y, y * 0 - 100], 1)
+
+
+@pytest.mark.parametrize(("loss", "weights", "warns"), LOSSES)
+def test_weights_of_losses(loss: Loss, weights: list[float | None], warns: bool) -> None:
     watch: Any = LossWatch(nn.Module())  # type: ignore[arg-type]
-    watch.begin((Y, MASK), samples=SAMPLES)
-    z = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    watch.follow(z)
-    with watch:
-        found = loss(z)
+    draw = torch.Generator().manual_seed(1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert watch.weight(found) == weight
-        watch.weight(found)
+        for y, m, weight in zip(LABELS, MASKS, weights, strict=True):
+            z = torch.randn(len(y), 3, generator=draw).requires_grad_()
+            watch.follow(z)
+            assert watch.weight(loss(z, y, m), samples=len(y)) == weight
     assert len(caught) == warns
