@@ -35,7 +35,12 @@ from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment
 from sparsepipe.strategies.gradients import PartGradients
 from sparsepipe.strategies.sample_shards import SampleShards, stage_of
-from sparsepipe.strategies.sharding import ModulePart, ShardedCheckpoints, ShardedModule
+from sparsepipe.strategies.sharding import (
+    ModulePart,
+    ShardedCheckpoints,
+    ShardedModule,
+    clipping_by_norm,
+)
 
 log = logging.getLogger(__name__)
 
@@ -356,7 +361,7 @@ class DomainStrategy(ShardedCheckpoints, RankedStrategy):
     ) -> Any:
         clipping: AbstractContextManager[None] = nullcontext()
         if self._sharded is not None and self.world_size > 1:
-            clipping = self._sharded.norm.clipping(self.precision_plugin)
+            clipping = clipping_by_norm(self.precision_plugin, self._sharded.norm.clip)
         with clipping:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 

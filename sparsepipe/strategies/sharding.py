@@ -167,10 +167,10 @@ class ShardedOptimizer:
 
 @contextmanager
 def clipping_by_norm(
-    precision: Precision, clip: Callable[[Optimizer, float], None]
+    precision: Precision, clip: Callable[[Precision, Optimizer, float], None]
 ) -> Iterator[None]:
-    """Context in which ``precision`` calls ``clip(optimizer, limit)`` to clip by norm."""
-    vars(precision)["clip_grad_by_norm"] = clip
+    """Context in which ``clip(precision, optimizer, limit)`` takes the place of the method."""
+    vars(precision)["clip_grad_by_norm"] = partial(clip, precision)
     try:
         yield
     finally:
@@ -193,12 +193,9 @@ class GlobalNorm:
         self._dtypes = [parameter.dtype.to_real() for parameter in parameters]
         self._given = frozenset(given)
 
-    def clipping(self, precision: Precision) -> AbstractContextManager[None]:
-        """Context in which ``precision`` clips by the norm over all ranks."""
-        return clipping_by_norm(precision, partial(self.clip, precision))
-
     @torch.no_grad()
     def clip(self, precision: Precision, optimizer: Optimizer, clip_val: float) -> None:
+        """Clips by the norm over all ranks, as the method of ``precision`` does by one's own."""
         mine = [(p, p.grad) for p in precision.main_params(optimizer) if p.grad is not None]
         if unknown := [p for p, _ in mine if id(p) not in self._numbers]:
             raise ConfigError(

@@ -79,7 +79,7 @@ class Replicas:
             return self.total(gradients)
         first = self.first + self._round * self.count
         what = f"averaging the gradients of minibatches {first} to {first + self.count - 1}"
-        found = self._summed(gradients, what, minibatches=minibatches, divides=True)
+        found = self._summed(gradients, what, minibatches=minibatches)
         self._round += 1
         return found
 
@@ -95,15 +95,16 @@ class Replicas:
         gradients: Gradients,
         what: str,
         *,
-        minibatches: int = 1,
-        divides: bool = False,
+        minibatches: int | None = None,
         excess: float = 0.0,
     ) -> dict[str, Tensor | None]:
+        """Adds up the ranks' gradients, and divides by the sum of their ``minibatches``, or by 1 +
+        that of their ``excess``.
+        """
         if self._group is None or not self._parameters:
-            if excess:
-                for gradient in gradients.values():
-                    if gradient is not None:
-                        gradient.div_(1 + excess)
+            there = [gradient for gradient in gradients.values() if gradient is not None]
+            if excess and there:
+                torch._foreach_div_(there, 1 + excess)
             return dict(gradients)
         assert gradients.keys() == self._parameters.keys() or not (minibatches or gradients)
         if self._sum is None:
@@ -119,17 +120,17 @@ class Replicas:
                 slot.zero_()
             else:
                 _in_layout_of(parameter, slot).copy_(gradient)
-        if minibatches != 1:
+        if minibatches not in (None, 1):
             flat.mul_(minibatches)
         has = [gradients.get(name) is not None for name in self._parameters]
         present.copy_(torch.tensor(has, dtype=flat.dtype))
-        count.fill_(minibatches + excess)
+        count.fill_(excess if minibatches is None else minibatches)
         with collective(what, self._group):
             self._sum.reduce()
         everywhere = (present > 0).tolist()
-        total, ranks = float(flat[-1]), dist.get_world_size(self._group)
-        if not divides:
-            total = 1 + (total - ranks) / (ranks if self._grid else 1)
+        total = float(flat[-1])
+        if minibatches is None:
+            total = 1 + total / (dist.get_world_size(self._group) if self._grid else 1)
         assert total > 0 or not any(everywhere), "a round has a minibatch with a weight"
         if total not in (0, 1):
             flat.div_(total)

@@ -206,14 +206,13 @@ def merge_logs(parts: Sequence[tuple[int, Logs]]) -> Logs:
         options = dict(first.options)
         if None not in sizes:
             options["batch_size"] = sum(size for size in sizes if size is not None)
-        weights: list[float] = [
-            size or samples for size, (samples, _) in zip(sizes, notes, strict=True)
+        weights = [
+            size or n if note.weight is None else note.weight
+            for size, (n, note) in zip(sizes, every, strict=True)
         ]
-        if any(note.weight is not None for _, note in notes):  # 0: the value may be NaN
-            known = [n if note.weight is None else note.weight for n, note in notes]
-            if any(known):
-                notes = [pair for n, pair in zip(known, every, strict=True) if n]
-                weights = [n for n in known if n]
+        if any(weights):  # a loss without weight may be NaN
+            notes = [pair for n, pair in zip(weights, every, strict=True) if n]
+            weights = [n for n in weights if n]
         values = [note.value for _, note in notes if note.value is not None]
         value: Any = None
         dtype = first.dtype

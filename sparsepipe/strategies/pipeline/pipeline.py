@@ -100,7 +100,8 @@ class StageOptimizer:
         now, before = self._present(), weights()
         for group, chosen in zip(self._optimizer.param_groups, self._options[step], strict=True):
             group.update(copy.deepcopy(chosen))
-        with nullcontext() if self._watch is None else self._watch, self._clipping():
+        watch = nullcontext() if self._watch is None else self._watch
+        with watch, clipping_by_norm(self._precision, self._clip):
             self._precision.optimizer_step(self._optimizer, model=self._module, closure=closure)
         if not calls:
             raise evaluates
@@ -117,16 +118,13 @@ class StageOptimizer:
             group.update(present)
         self._options = {known: o for known, o in self._options.items() if known >= step}
 
-    def _clipping(self) -> AbstractContextManager[None]:
-        """Context in which Lightning clips by the norm of the stage, or of all if ``norm`` does."""
-        precision, norm = self._precision, self._norm
-        clip = precision.clip_grad_by_norm if norm is None else partial(norm.clip, precision)
-
-        def unwatched(optimizer: Optimizer, clip_val: float) -> None:
-            with torch._C.DisableTorchFunction():
-                clip(optimizer, clip_val)
-
-        return clipping_by_norm(precision, unwatched)
+    def _clip(self, precision: Precision, optimizer: Optimizer, clip_val: float) -> None:
+        """Clips by the norm of the stage, or of all if ``norm`` does, as Lightning's part."""
+        with torch._C.DisableTorchFunction():
+            if self._norm is not None:
+                self._norm.clip(precision, optimizer, clip_val)
+            else:
+                type(precision).clip_grad_by_norm(precision, optimizer, clip_val)
 
     def _present(self) -> list[Options]:
         return [

@@ -22,6 +22,7 @@ Sources = frozenset[str]
 """Keys of the layers, or of the only layer's parameters, from which a value was computed."""
 
 _READING = ("item", "__bool__", "__float__", "__int__", "tolist", "numpy", "__array__")
+_HOOKS = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping")
 _ARITHMETIC = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow")
 
 
@@ -30,8 +31,9 @@ class UpdateWatch(TorchFunctionMode):
 
     A rank has only the layers of its stage, so that each would update by a norm of its own. Results
     of an operation have all sources of its arguments; those of operations on lists of tensors have
-    them position by position. What a hook, or the optimizer, does after it has read a value may
-    depend on that value, so it may write only what has the same source.
+    them position by position. A hook that has read a bool, and then changes something else than what
+    that was computed from, is taken to decide by it; so is code that has read numbers of several
+    layers.
 
     Args:
         module: the module, whose hooks run.
@@ -58,7 +60,10 @@ class UpdateWatch(TorchFunctionMode):
             self._parameters.setdefault(key, []).append(parameter)
             self._found[parameter] = frozenset([key])
         self._hook: str | None = None
-        self._last: Sources = frozenset()  # of the last value by which the hook may decide
+        self._told: Sources = (
+            frozenset()
+        )  # of all numbers that the hook, or the optimizer, has read
+        self._last: Sources = frozenset()  # of the last value by which it may decide
 
     def sources(self, value: Any) -> Sources:
         """Returns the sources of all tensors and numbers in a value."""
@@ -73,10 +78,12 @@ class UpdateWatch(TorchFunctionMode):
 
     def read(self, value: Any, sources: Sources, *, kept: bool = False) -> Any:
         """Returns what users' code gets for a value read from tensors; if ``kept``, a Number."""
-        kept = kept and type(value) is float
+        kept, decides = kept and type(value) is float, type(value) is bool
         if not kept:
             self._check(sources)
-        if sources and not (kept and len(sources) == 1):
+        if not (decides or (kept and len(sources) < 2)):
+            self._told |= sources
+        if sources and ((decides and self._hook in _HOOKS) or len(self._told) > 1):
             self._last = sources
         return Number.of(value, sources, self) if kept and sources else value
 
@@ -89,15 +96,19 @@ class UpdateWatch(TorchFunctionMode):
             elif isinstance(each, list | tuple):
                 self._mark(each, sources)
 
-    def _write(self, target: Any, sources: Sources) -> None:
-        """Checks what a tensor is about to be changed by, if it is a parameter or a gradient."""
-        places = set()
-        for key in self.sources(target):
+    def _write(self, target: Any, sources: Sources, *, drops: bool) -> None:
+        """Checks by what a tensor is about to be changed, if it is a parameter or a gradient;
+        ``drops``: whether it becomes zero or None, as all do where an update is skipped.
+        """
+        places, own_sources = set(), self.sources(target)
+        for key in own_sources:
             for parameter in self._parameters[key]:
                 own = [parameter] if parameter.grad is None else [parameter, parameter.grad]
                 places |= {each.untyped_storage().data_ptr() for each in own}
         if target.untyped_storage().data_ptr() in places:
-            self._check(sources | self.sources(target) | self._last)
+            self._check(sources | own_sources | self._last)
+            if not drops:
+                self._told, self._last = self._told - own_sources, self._last - own_sources
 
     def _check(self, sources: Sources) -> None:
         if len(sources) > 1:
@@ -115,10 +126,11 @@ class UpdateWatch(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if (hook := internals.current_hook(self._module)) != self._hook:
-            self._hook, self._last = hook, frozenset()
+            self._hook, self._told, self._last = hook, frozenset(), frozenset()
         if name in ("__set__", "__delete__"):
             if getattr(func.__self__, "__name__", "") in ("grad", "data"):
-                self._write(args[0], self.sources(args[1:]))
+                drops = name == "__delete__" or args[1] is None
+                self._write(args[0], self.sources(args[1:]), drops=drops)
             return func(*args, **kwargs)
         rows = [(*args, *kwargs.values())]
         by_place = name.startswith(("_foreach", "_fused"))
@@ -130,7 +142,7 @@ class UpdateWatch(TorchFunctionMode):
         for row, sources in zip(rows, found, strict=True):
             for changed in [*row[: _is_in_place(name)], kwargs.get("out")]:
                 if isinstance(changed, Tensor):
-                    self._write(changed, sources)
+                    self._write(changed, sources, drops=name.endswith("zero_"))
                     self._mark(changed, sources)
         result = func(*args, **kwargs)
         if name in _READING:

@@ -15,7 +15,7 @@ from torch import nn
 
 from sparsepipe.errors import ConfigError, TransportError
 from sparsepipe.strategies import SynchronousPipelineStrategy
-from sparsepipe.strategies.sharding import GlobalNorm
+from sparsepipe.strategies.sharding import GlobalNorm, clipping_by_norm
 from tests.support.pipeline_cases import QUIET, Net, dense_layers, make_loader, pipeline_trainer
 from tests.support.processes import outcomes, run
 from tests.support.synchronous_cases import Case, loader, make_net, train_one
@@ -146,7 +146,7 @@ def test_clipping_is_replaced_for_an_update_only() -> None:
     parameter.grad = torch.ones(2)
     norm, plain = GlobalNorm([], given=()), Precision()
     with (
-        norm.clipping(plain),
+        clipping_by_norm(plain, norm.clip),
         pytest.raises(ConfigError, match=r"shape \(2,\) was added to the optimizer after"),
     ):
         plain.clip_gradients(optimizer, 1.0)

@@ -66,7 +66,7 @@ REFUSED: list[Hook] = [
 ]
 
 
-def watched(hook: Hook) -> UpdateWatch:
+def watched(hook: Hook) -> None:
     every = [nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(3))]
     module: Any = SimpleNamespace(_current_fx_name="on_before_optimizer_step")
     named = {"layers.0.weight": every[0], "layers.2.bias": every[1]}
@@ -77,7 +77,6 @@ def watched(hook: Hook) -> UpdateWatch:
         p.grad = torch.full_like(p, 2)
     with watch:
         hook(every)
-    return watch
 
 
 @pytest.mark.parametrize("hook", REFUSED)
@@ -89,6 +88,26 @@ def test_an_update_by_several_layers_is_refused(hook: Hook) -> None:
 @pytest.mark.parametrize("hook", [_each_by_its_own, _clamped, _logged, _logged_and_clamped])
 def test_what_each_parameter_needs_alone_is_accepted(hook: Hook) -> None:
     watched(hook)
+
+
+class Lars(torch.optim.SGD):
+    """Scales gradients by norms of each parameter, of which one is 0, then updates all."""
+
+    def step(self, closure: Any = None) -> Any:
+        for p in self.param_groups[0]["params"]:
+            if p.norm() != 0 and p.grad.norm().item() > 0:
+                p.grad.mul_(p.norm().item() / p.grad.norm().item())
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}])
+@pytest.mark.parametrize("kind", [Lars, torch.optim.SGD, torch.optim.AdamW])
+def test_optimizers_by_parameter_are_accepted(kind: Any, options: dict[str, Any]) -> None:
+    def step(every: list[nn.Parameter]) -> None:
+        every[1].data.zero_()
+        kind(every, lr=0.1, **options).step()
+
+    watched(step)
 
 
 CLASSES = torch.tensor([1.0, 2.0, 4.0])
