@@ -60,15 +60,16 @@ REFUSED: list[Hook] = [
     lambda every: _drop(every, max(float(p.grad.detach().numpy().max()) for p in every) > 0),
     lambda every: _drop(every, any(bool((p.grad > 0).any()) for p in every)),
     lambda every: _drop(every, all(bool((p.grad > 0).any()) for p in every)),
+    lambda every: every[0].grad.mul_(min([float(p.grad.norm()) for p in every])),
     lambda every: every[0].grad.copy_(torch.cat([p.grad.flatten() for p in every])[:6].view(2, 3)),
     lambda every: setattr(every[0], "grad", every[0].grad * every[1].grad.norm()),
     lambda every: every[0].data.mul_(torch.tensor([p.grad.norm() for p in every]).max()),
 ]
 
 
-def watched(hook: Hook) -> None:
+def watched(hook: Hook, *, within: str = "on_before_optimizer_step") -> None:
     every = [nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(3))]
-    module: Any = SimpleNamespace(_current_fx_name="on_before_optimizer_step")
+    module: Any = SimpleNamespace(_current_fx_name=within)
     named = {"layers.0.weight": every[0], "layers.2.bias": every[1]}
     watch = UpdateWatch(
         module, named, layer_of=lambda name: name.split(".")[1], notice=lambda: None
@@ -107,7 +108,7 @@ def test_optimizers_by_parameter_are_accepted(kind: Any, options: dict[str, Any]
         every[1].data.zero_()
         kind(every, lr=0.1, **options).step()
 
-    watched(step)
+    watched(step, within="optimizer_step")
 
 
 CLASSES = torch.tensor([1.0, 2.0, 4.0])
