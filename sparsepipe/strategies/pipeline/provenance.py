@@ -31,7 +31,7 @@ class UpdateWatch(TorchFunctionMode):
 
     A rank has only the layers of its stage, so that each would update by a norm of its own. Results
     of an operation have all sources of its arguments; those of operations on lists of tensors have
-    them position by position. A hook that has read a bool, and then changes anything other than what
+    them position by position. A hook that reads a bool, and then changes anything other than what
     that was computed from, is taken to decide by it, and so is code that has read numbers of
     several layers.
 
