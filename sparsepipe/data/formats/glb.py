@@ -28,6 +28,8 @@ def load_glb(path: Path) -> trimesh.Scene:
         ValueError: the file requires an extension of glTF, or uses a feature, that is not read.
     """
     content = path.read_bytes()
+    if content[:8] != b"glTF\2\0\0\0":
+        raise ValueError("it is not a GLB file of version 2")
     size = int.from_bytes(content[12:16], "little")
     tree: dict[str, Any] = json.loads(content[20 : 20 + size])
     meshes, accessors = tree.get("meshes", []), tree.get("accessors", [])

@@ -7,6 +7,7 @@ T triangles, Q points.
 from __future__ import annotations
 
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,7 +57,7 @@ def read_ply(path: Path) -> NDArray[np.float64]:
             properties.append((name, types[0], stored[0], stored[1] if length else None))
     body, at = content[header.end() :], 0
     if not order:
-        body = np.array(body.split(), np.float64).tobytes()
+        body = _packed(body, elements)
     columns = dict[str, _Columns]()
     for name, (rows, properties) in elements.items():
         if rows and properties:
@@ -64,6 +65,20 @@ def read_ply(path: Path) -> NDArray[np.float64]:
     if at != len(body):
         raise ValueError("numbers follow its last element")
     return _shape(columns)
+
+
+def _packed(text: bytes, elements: dict[str, tuple[int, list[_Property]]]) -> bytes:
+    """Returns the numbers of a text that its header declares, in 8 bytes each."""
+    lines, numbers = iter([line for line in text.splitlines() if line.strip()]), list[bytes]()
+    for rows, properties in elements.values():
+        for words in map(bytes.split, islice(lines, rows)):
+            needed = 0
+            for *_, length in properties:
+                needed += 1 + (int(words[needed]) if length is not None else 0)
+            if len(words) < needed:
+                raise ValueError("a row of an element is cut off")
+            numbers += words[:needed]
+    return np.array(numbers, np.float64).tobytes()
 
 
 def _read_element(

@@ -177,6 +177,7 @@ CLOUDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "npz": ("npz", lambda path: np.savez_compressed(path, points=CLOUD_Q3, color=[1])),
     "binary ply": ("ply", words(ply("binary_little_endian", CLOUD_Q3))),
     "text ply": ("ply", words(ply("ascii", CLOUD_Q3))),
+    "columns of no name": ("ply", words(ply("ascii", np.hstack([CLOUD_Q3, CLOUD_Q3])))),
     "glb": ("glb", lambda path: trimesh.PointCloud(CLOUD_Q3).export(path)),
     "vertices alone": ("obj", words("".join(f"v {x} {y} {z}\n" for x, y, z in CLOUD_Q3))),
     "blanks": ("xyz", text(" ")),
