@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ HALF = STEPS // 2
 
 
 def trained(
-    rank: int, case: Case, directory: Path, *, steps: int, resumed: Path | None = None
+    rank: int, case: Case, directory: Path, steps: int = HALF, resumed: Path | None = None
 ) -> dict[str, Any]:
     """A training up to a step, with a checkpoint at its end."""
     saves = ModelCheckpoint(directory, filename="{step}", every_n_train_steps=1, save_top_k=-1)
@@ -45,10 +46,6 @@ def trained(
     data = Data(case, first=0 if resumed is None else HALF)
     trainer.fit(module, data, ckpt_path=resumed)
     return dict(module.state_dict())
-
-
-def from_ranks(rank: int, case: Case, directory: Path, steps: int, resumed: Path | None) -> Any:
-    return trained(rank, case, directory, steps=steps, resumed=resumed)
 
 
 def test_parts_have_room_again_after_a_move() -> None:
@@ -78,29 +75,25 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_others_go_on_from_them(case: Case, tmp_path: Path) -> None:
     expected, _ = plain(case)
-    run_shared(from_ranks, case.ranks, case, tmp_path / "first", HALF, None)
+    run_shared(trained, case.ranks, case, tmp_path / "first")
     path = tmp_path / "first" / f"step={HALF}.ckpt"
     saved = torch.load(path, weights_only=False)
     assert saved["state_dict"].keys() == expected.keys()
     assert not any(value.isnan().any() for value in saved["state_dict"].values())
     states = saved["optimizer_states"][0]["state"]
     assert len(states) == len(list(case.module().parameters()))
-    alone = Case(**{**_settings(case), "ranks": 1, "roles": "equal"})
-    on_one = trained(0, alone, tmp_path / "alone", steps=STEPS, resumed=path)
-    others = Case(**{**_settings(case), "ranks": 3, "roles": "equal"})
-    on_others = run_shared(from_ranks, 3, others, tmp_path / "others", STEPS, path)
+    alone = replace(case, ranks=1, roles="equal")
+    on_one = trained(0, alone, tmp_path / "alone", STEPS, path)
+    others = replace(case, ranks=3, roles="equal")
+    on_others = run_shared(trained, 3, others, tmp_path / "others", STEPS, path)
     for found in (on_one, *on_others):
         errors = gap(found, expected)
         assert max(errors.values()) <= BOUND, errors
 
 
-def _settings(case: Case) -> dict[str, Any]:
-    return {name: getattr(case, name) for name in case.__dataclass_fields__}
-
-
 def test_private_encoders_come_back_bit_for_bit(tmp_path: Path) -> None:
     case = Case(targets=2, ranks=3)
-    found = run_shared(from_ranks, 3, case, tmp_path, HALF, None)
+    found = run_shared(trained, 3, case, tmp_path)
     path = tmp_path / f"step={HALF}.ckpt"
     saved = torch.load(path, weights_only=False)["state_dict"]
     module = case.module()
@@ -113,7 +106,7 @@ def test_private_encoders_come_back_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("norm", ["domain", "none"])
 def test_a_domain_is_added_to_a_trained_network(tmp_path: Path, norm: str) -> None:
     before = Case(targets=1, ranks=2, norm=norm)
-    old = run_shared(from_ranks, 2, before, tmp_path, HALF, None)[0]
+    old = run_shared(trained, 2, before, tmp_path)[0]
     after = Case(targets=2, ranks=3, norm=norm)
     module = after.module()
     fresh = {name: value.clone() for name, value in module.state_dict().items()}

@@ -122,13 +122,9 @@ def test_refusals(what: str, word: str) -> None:
         assert word in error, error
 
 
-def test_losses_that_each_rank_would_scale_are_refused() -> None:
-    """Lightning has that precision on GPUs only."""
-    with pytest.raises(ConfigError, match="16-mixed"):
+def test_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="16-mixed"):  # which Lightning has on GPUs only
         check_trainer(SimpleNamespace(precision="16-mixed"), synchronises_norm=False)  # type: ignore[arg-type]
-
-
-def test_roles_need_a_rank_for_the_domains() -> None:
     with pytest.raises(ConfigError, match="roles"):
         DomainStrategy(roles="moon")  # type: ignore[arg-type]
 

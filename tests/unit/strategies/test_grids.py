@@ -150,16 +150,14 @@ def signs(parameter: Any) -> None:
     parameter.grad.sign_()
 
 
-class Updating:
-    """Updates a parameter in the backward pass."""
+def updated(parameter: Any) -> None:
+    optimizer = torch.optim.Adam([parameter], lr=0.01)
 
-    def __init__(self, parameter: Any) -> None:
-        self._optimizer = torch.optim.Adam([parameter], lr=0.01)
-        parameter.register_post_accumulate_grad_hook(self)
+    def step(_: Tensor) -> None:
+        optimizer.step()
+        optimizer.zero_grad()
 
-    def __call__(self, _: Tensor) -> None:
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+    parameter.register_post_accumulate_grad_hook(step)
 
 
 def weighted(loss: Any, *of: Any, create: bool = False) -> Any:
@@ -185,7 +183,7 @@ BEFORE: dict[str, Callable[[Any], Any]] = {
     "signs after accumulation": lambda net: [
         p.register_post_accumulate_grad_hook(signs) for p in net.parameters()
     ],
-    "an optimizer in the backward pass": lambda net: [*map(Updating, net.parameters())],
+    "an optimizer in the backward pass": lambda net: [*map(updated, net.parameters())],
     "a hook of a module": lambda net: net.second.register_full_backward_hook(lambda *_: None),
 }
 STEPS: dict[str, Callable[[Any, Tensor, Any], Any]] = {
