@@ -368,16 +368,9 @@ def _transposed_convolution(
     groups: int = 1,
     dilation: int | Sequence[int] = 1,
 ) -> Shard:
-    count = weight.dim() - 2
+    given = (as_tuple(n, weight.dim() - 2) for n in (stride, padding, dilation, output_padding))
     windows = [
         Window(kernel=k, stride=s, before=p, after=p, dilation=d, transposed=True, output_padding=o)
-        for k, s, p, d, o in zip(
-            weight.shape[2:],
-            as_tuple(stride, count),
-            as_tuple(padding, count),
-            as_tuple(dilation, count),
-            as_tuple(output_padding, count),
-            strict=True,
-        )
+        for k, s, p, d, o in zip(weight.shape[2:], *given, strict=True)
     ]
     return _run_convolution(input, weight, bias, windows, groups)

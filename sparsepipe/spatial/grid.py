@@ -193,11 +193,8 @@ class Grid:
 def best_grid(sizes: Sequence[int], ranks: int) -> tuple[int, ...]:
     """Returns the shape of the grid of ``ranks`` that exchanges least for samples of ``sizes``.
 
-    What counts is the total area of the cuts, since neighbours exchange halos across each cut.
-    Among grids of equal area, the one that cuts the later dimensions is chosen.
-
-    Raises:
-        ConfigError: every grid of that many ranks has more shards than positions along some axis.
+    What counts is the total area of the cuts, across which neighbours exchange halos. Among grids
+    of equal area, the one that cuts the later dimensions is chosen.
     """
     factors = [number for number in range(1, ranks + 1) if ranks % number == 0]
     found = [
@@ -401,9 +398,8 @@ class _Moved(torch.autograd.Function):
 def moved(local: Tensor, moves: Sequence[Move], grid: Grid, *, keeps_part: bool = False) -> Tensor:
     """Makes ``moves`` in turn, with autograd; returns the positions that this rank needs.
 
-    Gradients go back to the ranks that hold the positions. A rank that needs only what it holds
-    gets a view, so that nothing is kept twice for the backward pass. ``keeps_part``: for moves of
-    :func:`whole_on_all` if all ranks get the same gradient of the whole: each keeps its part of it.
+    A rank that needs only what it holds gets a view. ``keeps_part``: for :func:`whole_on_all` if
+    all ranks get the same gradient of the whole: each keeps its part of it.
     """
     for move in moves:
         if move.exchange.is_nothing and not keeps_part:

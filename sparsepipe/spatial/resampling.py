@@ -39,13 +39,11 @@ def _pool_windows(
     dilation: int | Sequence[int],
     ceil_mode: bool,
 ) -> list[Window]:
-    kernels = as_tuple(kernel_size, count)
-    strides = kernels if stride is None or stride == [] else as_tuple(stride, count)
+    stride = kernel_size if stride in (None, []) else stride
+    given = (kernel_size, stride, padding, dilation)
     return [
         Window(kernel=k, stride=s, before=p, after=p, dilation=d, ceil_mode=ceil_mode)
-        for k, s, p, d in zip(
-            kernels, strides, as_tuple(padding, count), as_tuple(dilation, count), strict=True
-        )
+        for k, s, p, d in zip(*(as_tuple(each, count) for each in given), strict=True)
     ]
 
 

@@ -132,11 +132,7 @@ def spatialize(model: _Module, grid: Grid) -> _Module:
 
 
 def spatialize_layers(model: nn.Module, grid: Grid) -> None:
-    """Makes the modules of a model compute with inputs that are already of class Shard.
-
-    Raises:
-        ConfigError: a module has no rule, or is compiled.
-    """
+    """Makes the modules of a model compute with inputs that are already of class Shard."""
     check_rules(model)
     unspatialize(model)
     for module in model.modules():
@@ -146,11 +142,7 @@ def spatialize_layers(model: nn.Module, grid: Grid) -> None:
 
 
 def check_rules(model: nn.Module) -> None:
-    """Checks that the modules of a model can compute with shards.
-
-    Raises:
-        ConfigError: a module has no rule, or is compiled.
-    """
+    """Raises a ConfigError if a module has no rule or is compiled."""
     ruled = [name for name, module in model.named_modules() if _rule_of(module) is not None]
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") or not outer for outer in ruled)
@@ -190,12 +182,9 @@ def _rule_of(module: nn.Module) -> ModuleRule | None:
 
 
 def sample_sizes(batch: Any, grid: Grid) -> torch.Size:
-    """Returns the spatial sizes of a batch's samples.
+    """Returns the spatial sizes of the first tensor with two dimensions or more before the grid's.
 
-    The samples are the first tensor with two or more dimensions besides those of the grid.
-
-    Raises:
-        ConfigError: the batch has no such tensor.
+    If a batch has no such tensor, it raises a ConfigError.
     """
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor) and leaf.dim() >= grid.dimensions + 2:
@@ -220,9 +209,6 @@ def through_shards(grid: Grid, layers: Callable[[Any], Any], whole: Any) -> Any:
     ``layers`` are those of :func:`spatialize_layers`. Tensors with the spatial sizes of the samples
     (:func:`sample_sizes`) are cut. Results, and gradients of inputs and results, are whole on every
     rank; the ranks' gradients of a parameter add up to its gradient.
-
-    Raises:
-        ConfigError: ``whole`` has no sample, or a sample has fewer positions than shards.
     """
     sizes = sample_sizes(whole, grid)
     grid.check(sizes)

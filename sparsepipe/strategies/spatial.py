@@ -239,11 +239,7 @@ class SpatialStrategy(DataParallelStrategy):
 
 
 def check_grid(grid: Sequence[int] | Literal["auto"], *, replicas: int, ranks: int) -> None:
-    """Checks that ``replicas`` grids use all ranks.
-
-    Raises:
-        ConfigError: ranks are left over or missing, or there are several grids of one rank each.
-    """
+    """Raises a ConfigError unless ``replicas`` grids, of several ranks each, use all ranks."""
     size = None if grid == "auto" else math.prod(map(int, grid))
     text = "a grid" if grid == "auto" else f"a grid of {' x '.join(map(str, grid))}"
     if replicas < 1 or ranks % replicas or size not in (None, ranks // replicas):

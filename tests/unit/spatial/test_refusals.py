@@ -160,16 +160,11 @@ def messages(rank: int) -> dict[str, str]:
     compiled[0].compile()
     cases: dict[str, Callable[[], Any]] = {
         "ranks": lambda: Grid((2, 2)),
-        "no shape": lambda: Grid((0, 2)),
         "voxels": lambda: grid.shard(torch.zeros(1, 1, 1, 5)),
-        "dimensions": lambda: grid.shard(torch.zeros(5)),
-        "module": lambda: spatialize(nn.LSTM(3, 3), grid),
         "compiled module": lambda: spatialize(compiled, grid),
         "nested module": lambda: spatialize(nn.Sequential(nn.ReLU(), Block()), grid),
         "samples": batch(2 if first else 3, 2, 4, 6),
-        "channels": batch(2, 2 if first else 3, 4, 6),
         "sizes": batch(2, 2, 4 if first else 2, 6),
-        "other sizes": batch(2, 2, 4, 6 if first else 5),
         "number of dimensions": batch(*((2, 2, 4, 6) if first else (2, 2, 1, 4, 6))),
         "dtype": batch(2, 2, 4, 6, dtype=torch.float16 if first else torch.bfloat16),
         "gradient": lambda: spatialize(nn.ReLU(), grid)(
@@ -187,7 +182,6 @@ def messages(rank: int) -> dict[str, str]:
 
 NAMED = {
     "ranks": "2 x 2 needs 4 ranks",
-    "module": "the model (LSTM)",
     "nested module": "1.attention (MultiheadAttention)",
     "samples": "rank 0: float32 [2, 2, 4, 6]; rank 1: float32 [3, 2, 4, 6]",
     "dtype": "rank 0: float16 [2, 2, 4, 6]; rank 1: bfloat16 [2, 2, 4, 6]",
