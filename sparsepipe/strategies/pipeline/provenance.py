@@ -215,8 +215,9 @@ class LossWatch:
         divisors: list[float] = []
         for node, divided in [] if loss.grad_fn is None else self._sums(loss.grad_fn, samples):
             divisors += divided.flatten().tolist()
-            if weight is None and node.name().startswith("Nll") and not divided.isnan():
-                found, target = float(divided), node._saved_target  # type: ignore[attr-defined]
+            found = float(divided) if divided.dim() == 0 else math.nan
+            if weight is None and node.name().startswith("Nll") and math.isfinite(found):
+                target = node._saved_target  # type: ignore[attr-defined]
                 if len(target) != samples:  # single voxels, or selected samples
                     weight = found
                 elif found != target.numel():
@@ -229,10 +230,10 @@ class LossWatch:
         if not self._warned and not (alike and all(map(math.isfinite, divisors))):
             self._warned = True
             warnings.warn(
-                f"the loss of {self._kind}.training_step is not a plain mean over samples, but "
-                "that of a minibatch is the mean of its microbatches' by their numbers of samples. "
-                "Return {'loss': loss, 'weight': weight}, where the weight is what the loss was "
-                "divided by, such as the sum of a mask.",
+                f"the loss of {self._kind}.training_step may not be a plain mean over samples, "
+                "but that of a minibatch is the mean of its microbatches' by their numbers of "
+                "samples. Return {'loss': loss, 'weight': weight}, where the weight is what the "
+                "loss was divided by, such as the sum of a mask.",
                 stacklevel=2,
             )
         return weight

@@ -223,35 +223,24 @@ def test_use_of_the_input_after_the_layers_is_refused(batch: dict[str, Tensor]) 
     in_halves(size_of_input, batch)
 
 
-def twice(net: nn.Sequential, batch: Any) -> Any:
-    return net(net(batch["x"])).sum()
-
-
-def never(net: nn.Sequential, batch: Any) -> Any:
-    return batch["x"].sum()
-
-
-def trained_before(net: nn.Sequential, batch: Any) -> Any:
-    return net(batch["x"] * nn.Parameter(torch.ones(3))).sum()
-
-
-def one_by_one(net: nn.Sequential, batch: Any) -> Any:
-    return net(batch["x"], 1)
-
-
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (twice, "calls layers twice"),
-        (never, "does not call layers"),
-        (trained_before, "needs a gradient"),
-        (one_by_one, "2 positional"),
+        (lambda net, batch: net(net(batch["x"])).sum(), "calls layers twice"),
+        (lambda net, batch: batch["x"].sum(), "does not call layers"),
+        (lambda net, batch: net(batch["x"] * nn.Parameter(torch.ones(3))), "needs a gradient"),
+        (lambda net, batch: net(batch["x"], 1), "2 positional"),
     ],
 )
 def test_refused_steps(step: Step, message: str, batch: dict[str, Tensor]) -> None:
+    """In two halves, and as a whole."""
     with pytest.raises(ConfigError, match=message) as refused:
         in_halves(step, batch)
     assert refused.value.remedy
+    net = layers()
+    with pytest.raises(ConfigError, match=message), in_place_of(net, lambda value: value):
+        step(net, batch)
+    assert "forward" not in vars(net)
 
 
 def test_an_error_of_the_step_is_its_own(batch: dict[str, Tensor]) -> None:
@@ -445,22 +434,6 @@ def test_each_minibatch_of_any_pipeline_runs_once(strategy: Any) -> None:
     assert (net.steps, net.evaluations) == (STEPS, STEPS)
     for name, value in normalised(1).named_buffers():
         torch.testing.assert_close(net.before.get_buffer(name), value)
-
-
-@pytest.mark.parametrize(
-    ("step", "message"),
-    [
-        (lambda layers, x: x.sum(), "does not call layers"),
-        (lambda layers, x: layers(layers(x)), "calls layers twice"),
-        (lambda layers, x: layers(x, x), "2 positional"),
-        (lambda layers, x: layers(x.requires_grad_()), "needs a gradient"),
-    ],
-)
-def test_whole_steps_are_checked_like_steps_in_two_halves(step: Any, message: str) -> None:
-    layers = nn.Sequential(nn.Tanh())
-    with pytest.raises(ConfigError, match=message), in_place_of(layers, lambda value: value):
-        step(layers, torch.ones(2, 3))
-    assert "forward" not in vars(layers)
 
 
 def in_stages(rank: int) -> None:
