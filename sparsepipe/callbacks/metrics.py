@@ -14,7 +14,6 @@ from typing_extensions import override
 
 from sparsepipe.runs.metrics import read_rows, write_rows
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.strategies import StagedStrategy
 from sparsepipe.strategies.metrics import (
     State,
     last_result,
@@ -150,8 +149,8 @@ class EpochSums(pl.Callback):
         if "metrics" not in before:  # as in checkpoints of older versions
             return
         states: Mapping[str, State] = before["metrics"]
-        if isinstance(trainer.strategy, StagedStrategy) and trainer.strategy.pipeline:
-            trainer.strategy.pipeline.restore_metrics(states)
+        if (pipeline := getattr(trainer.strategy, "pipeline", None)) is not None:
+            pipeline.restore_metrics(states, before.get("own", {}))
         else:
             for name, state in states.items():
                 set_state(cast(Metric, pl_module.get_submodule(name)), state)
@@ -182,4 +181,6 @@ def _logged_in_epoch(trainer: pl.Trainer, module: pl.LightningModule) -> dict[st
             continue
         last = last_result(item)
         values.append((key, options, state_of(item), None if last is None else last.cpu()))
-    return {"values": values, "metrics": updated_states(module)}
+    pipeline: Any = getattr(trainer.strategy, "pipeline", None)
+    own = {} if pipeline is None else pipeline.own_metrics
+    return {"values": values, "metrics": updated_states(module), "own": own}

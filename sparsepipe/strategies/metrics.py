@@ -144,6 +144,13 @@ class Metrics:
                 updated |= members
         return {name: state_of(self._metrics[name]) for name in sorted(updated)}
 
+    def restore(self, own: Mapping[str, State]) -> None:
+        """Goes on from the states of :meth:`take_updated` as if they had not been merged."""
+        for name, state in own.items():
+            set_state(self._metrics[name], state)
+        self._updated |= own.keys()
+        self._stale -= own.keys()
+
     def merge(self, parts: Sequence[Mapping[str, State]], *, replica: int | None) -> None:
         """Sets the metrics to the merged ``parts``, from :meth:`take_updated` on the last stage's
         replicas. ``replica``: this rank's index among these replicas; None on other ranks.

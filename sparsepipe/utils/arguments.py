@@ -27,6 +27,7 @@ _TERMS = {
     "a valid array": "a list",
     "a valid list": "a list",
     "an object": "a mapping",
+    "String should have at least 1 character": "a path that is not empty",
 }
 """Pydantic's terms for types, and the plainer terms that replace them in messages."""
 _ANY_CLASS = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)

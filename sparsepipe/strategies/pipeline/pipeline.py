@@ -221,6 +221,7 @@ class Pipeline:
             )
         self._metrics = Metrics(module)
         self._metrics.synchronise(False)
+        self.own_metrics: dict[str, State] = {}  # before the last merge, of several replicas
         self.steps = ModuleSteps(
             module,
             layers,
@@ -305,9 +306,12 @@ class Pipeline:
         logs = [merge_logs([(n, logs) for _, n, logs in parts]) for _, parts in minibatches]
         self._replay.replay(logs, hook=TRAINING)
 
-    def restore_metrics(self, states: Mapping[str, State]) -> None:
-        """Sets the module's metrics to their ``states``, by name, after an earlier run's drain."""
+    def restore_metrics(self, states: Mapping[str, State], own: Mapping[str, State]) -> None:
+        """Sets the module's metrics, by name, to their ``states`` after an earlier run's drain, or
+        where there are any, to this replica's ``own`` before it, so that sums keep their order.
+        """
         self._metrics.merge([states], replica=self._last_replica)
+        self._metrics.restore(own)
 
     def evaluate(
         self, hook: str, batch: Any, arguments: tuple[Any, ...], *, count: int, predicts: bool
@@ -327,6 +331,7 @@ class Pipeline:
         """Gives every rank all logged values and metrics, after a loader's last batch."""
         self.worker.evaluated = 0
         self._replay.append(self._exchange(), hook=hook)
+        self.own_metrics = {}
 
     def end(self, *, failed: bool) -> None:
         """Closes connections to other ranks, or leaves them open if the run has ``failed``."""
@@ -341,6 +346,9 @@ class Pipeline:
         replica, states = self._last_replica, self._metrics.take_updated()
         own = None if replica is None else (mine, states)
         everyone: list[Any] = process_group.gather_objects(own, what="exchanging what was logged")
-        self._metrics.merge([states for _, states in everyone], replica=replica)
+        parts = [each for _, each in everyone]
+        shared = [name for name in states if all(name in each for each in parts)]
+        self.own_metrics = {name: states[name] for name in shared if parts[1:]}
+        self._metrics.merge(parts, replica=replica)
         pairs = sorted((pair for logs, _ in everyone for pair in logs), key=itemgetter(0))
         return [logged for _, logged in pairs]
