@@ -87,24 +87,14 @@ def test_of_somebodys_own_module_no_update_is_measured() -> None:
         run(*PROFILE, "optim.optimizer.nesterov=true", "optim.optimizer.momentum=0")
 
 
-def hardware_with_a_profile(tmp_path: Path, kept: Path) -> Path:
-    """An inventory of two devices, of which one has been measured."""
-    path = tmp_path / "two.yaml"
-    devices = [
-        {"name": "measured", "count": 1, "accelerator": "cpu", "profile": {"mlp": str(kept)}},
-        {"name": "core", "count": 1, "accelerator": "cpu"},
-    ]
-    path.write_text(json.dumps({"hosts": [{"name": "here", "devices": devices}]}))
-    return path
-
-
 def test_the_picture_marks_the_cuts_of_a_plan_amid_all_devices(tmp_path: Path) -> None:
     first = run(*PROFILE).path / "profile.json"
     layers = Profile.load(first).num_layers
     plan = tmp_path / "plan.json"
     plan.write_text(Plan.of(config="1-1", cuts=[2], num_layers=layers).to_json())
-    inventory = hardware_with_a_profile(tmp_path, first)
-    beside = (*PROFILE, "hardware=file", f"hardware.source={inventory}", "task.device=core")
+    known = f"{{name: measured, count: 1, accelerator: cpu, profile: {{mlp: {first}}}}}"
+    hosts = f"[{{name: here, devices: [{known}, {{name: core, count: 1, accelerator: cpu}}]}}]"
+    beside = (*PROFILE, "hardware=cores", f"hardware.value.hosts={hosts}", "task.device=core")
     done = run(*beside, f"task.plan={plan}")
     second = Profile.load(done.path / "profile.json")
     costs = {
