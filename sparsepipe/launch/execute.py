@@ -135,9 +135,7 @@ def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
 
 
 def user_error(error: Exception, run: ResolvedRun) -> SparsePipeError | None:
-    """Returns an error with a remedy if memory ran out, a loader worker died or Lightning refused
-    settings, else None.
-    """
+    """Returns an error with a remedy for what users can mend, such as lack of memory, else None."""
     if isinstance(error, SparsePipeError):
         return None
     if isinstance(error, RuntimeError) and _DEAD_WORKER.match(str(error)):
@@ -173,8 +171,6 @@ def user_error(error: Exception, run: ResolvedRun) -> SparsePipeError | None:
 
 
 def limit_threads() -> None:
-    """Unless OMP_NUM_THREADS is set, limits torch's threads to the number of cores that this
-    process may use: by default, torch ignores a CPU quota.
-    """
+    """Unless OMP_NUM_THREADS is set, limits torch's threads by a CPU quota, which torch ignores."""
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > usable_cores():
         torch.set_num_threads(usable_cores())

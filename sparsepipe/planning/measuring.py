@@ -43,9 +43,7 @@ _KEYS = {
 def measure_devices(
     names: Sequence[str], spec: RunSpec, how: Measuring, *, run_job: RunJob
 ) -> dict[str, tuple[Profile, Path]]:
-    """Returns, by name, a profile of each of this machine's devices ``names``, and its file,
-    measured now or by an earlier run.
-    """
+    """Returns, by name, a profile of each device, and its file, from this or an earlier run."""
     found = {}
     if names and (dtype := dtype_of(spec)) != "float32":
         log.warning("layers are measured in float32, but trained in %s", dtype)
@@ -79,9 +77,7 @@ def profile_spec(spec: RunSpec, device: str, how: Measuring) -> RunSpec:
 
 
 def measure_link(spec: RunSpec, *, run_job: RunJob) -> tuple[float, Path]:
-    """Returns the bandwidth in bytes/s between the devices of this machine, and its file, measured
-    now or by an earlier run.
-    """
+    """Returns the bandwidth between this machine's devices in bytes/s, and its file."""
     log.info("no bandwidth is given: measuring it, unless an earlier run has")
     path = _run_measurement(link_spec(spec), run_job, what="the link").path / "bandwidth.json"
     (link,) = read_mapping(path, hosts=reading.mapping)["hosts"].values()
