@@ -102,9 +102,9 @@ class Replicas:
         that of their ``excess``.
         """
         if self._group is None or not self._parameters:
-            there = [gradient for gradient in gradients.values() if gradient is not None]
-            if excess and there:
-                torch._foreach_div_(there, 1 + excess)
+            for gradient in gradients.values():
+                if excess and gradient is not None:
+                    gradient.div_(1 + excess)
             return dict(gradients)
         assert gradients.keys() == self._parameters.keys() or not (minibatches or gradients)
         if self._sum is None:
