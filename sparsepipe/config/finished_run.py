@@ -208,9 +208,6 @@ def training_of(source: str, *, command: Mapping[str, Any] | None = None) -> Tra
     Args:
         source: a checkpoint or a run directory, as given with ``checkpoint=``.
         command: the configuration of the command that reads it, if any.
-
-    Raises:
-        ConfigError: the settings of a checkpoint alone are not such values.
     """
     path = expanded(source).absolute()
     run = path.parent.parent if path.parent.name == "checkpoints" else path
@@ -265,9 +262,7 @@ def _has_nodes(values: Mapping[str, Any]) -> bool:
 
 
 def _located(values: dict[str, Any]) -> dict[str, Any]:
-    """Makes relative paths of the data absolute, as seen from the training's working directory,
-    unless they exist in the current directory (as in a copied project), or not even in that one.
-    """
+    """Makes paths of the data that exist only in the training's working directory absolute."""
     command = values.get("hydra")
     directory = command.get(DIRECTORY) if isinstance(command, Mapping) else None
     if not isinstance(directory, str) or directory == os.getcwd():

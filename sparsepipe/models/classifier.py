@@ -27,9 +27,11 @@ from sparsepipe.models.metrics import (
     ious_of,
     predictions_of,
 )
+from sparsepipe.utils.arguments import checked
 from sparsepipe.utils.extensions import build_trusted
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LRSchedule:
     """Builds a ``torch`` learning-rate scheduler once the length of the training is known.
@@ -48,13 +50,6 @@ class LRSchedule:
     interval: Literal["step", "epoch"] | None = None
     horizon: str | None = None
     monitor: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.interval not in ("step", "epoch", None):
-            raise ConfigError(
-                f"the learning-rate schedule's interval {self.interval!r} is not valid",
-                remedy="use 'step' or 'epoch'",
-            )
 
     def build(
         self, optimizer: Optimizer, *, steps: float, epochs: int, validated_every: int = 1

@@ -164,18 +164,10 @@ def convnext(
     return net
 
 
-convnext_tiny = partial(
-    convnext, channels=(96, 192, 384, 768), blocks=(3, 3, 9, 3), stochastic_depth=0.1
-)
-convnext_small = partial(
-    convnext, channels=(96, 192, 384, 768), blocks=(3, 3, 27, 3), stochastic_depth=0.4
-)
-convnext_base = partial(
-    convnext, channels=(128, 256, 512, 1024), blocks=(3, 3, 27, 3), stochastic_depth=0.5
-)
-convnext_large = partial(
-    convnext, channels=(192, 384, 768, 1536), blocks=(3, 3, 27, 3), stochastic_depth=0.5
-)
-convnext_xl = partial(
-    convnext, channels=(256, 512, 1024, 2048), blocks=(3, 3, 27, 3), stochastic_depth=0.5
-)
+_CHANNELS = (96, 192, 384, 768)
+_deep = partial(convnext, blocks=(3, 3, 27, 3), stochastic_depth=0.5)
+convnext_tiny = partial(convnext, channels=_CHANNELS, blocks=(3, 3, 9, 3), stochastic_depth=0.1)
+convnext_small = partial(_deep, channels=_CHANNELS, stochastic_depth=0.4)
+convnext_base = partial(_deep, channels=(128, 256, 512, 1024))
+convnext_large = partial(_deep, channels=(192, 384, 768, 1536))
+convnext_xl = partial(_deep, channels=(256, 512, 1024, 2048))

@@ -99,11 +99,9 @@ class DevicePool:
         inside = {}
         for host in inventory.hosts:
             if count := sum(device.count for device in host.devices):
-                alone = count == 1
                 of_host = f"of host {host.name!r}"
-                inside[host.name] = inf if alone else _speed(host.link, of_host, inventory)
-        of_all = "between the hosts"
-        between = _speed(inventory.link, of_all, inventory) if len(inside) > 1 else inf
+                inside[host.name] = inf if count == 1 else _speed(host.link, of_host, inventory)
+        between = _speed(inventory.link, "between the hosts", inventory) if len(inside) > 1 else inf
         return cls(kinds=kinds, inside=inside, between=between)
 
     def host_of(self, counts: Sequence[int]) -> int:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
+from pydantic import Field
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.costs.layers import Floats, Ints, Spans
 from sparsepipe.partition.devices import Choice, DevicePool
 from sparsepipe.schedule import WARMUPS, Plan
 from sparsepipe.schedule.plan import in_turn
+from sparsepipe.utils.arguments import checked
 
+_Amount = Annotated[float, Field(ge=0)]  # checked to be finite, too
 _Bytes = TypeVar("_Bytes", float, Floats)
 
 MIB = 2**20
@@ -31,6 +34,7 @@ def room_bytes(limit_bytes: float) -> float:
     return limit_bytes * (1 + 1e-9)
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryModel:
     """Bytes that a device of a stage keeps in an asynchronous pipeline.
@@ -53,17 +57,9 @@ class MemoryModel:
 
     stash: bool = True
     predicted: bool = False
-    optimizer: float = 1.0
-    gradients: float = 1.0
-    reserved_bytes: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("optimizer", "gradients", "reserved_bytes"):
-            if not 0 <= (value := getattr(self, name)) < float("inf"):
-                raise ConfigError(
-                    f"{name}={value} of the memory model is not a finite number of at least 0",
-                    remedy="give a finite number of at least 0",
-                )
+    optimizer: _Amount = 1.0
+    gradients: _Amount = 1.0
+    reserved_bytes: _Amount = 0.0
 
     def in_flight(self, replicas: int, left: int) -> int:
         """The number of minibatches in flight on each device of a stage; ``left`` is the number of

@@ -85,10 +85,6 @@ class Problem:
         """The problem for an inventory; ``profiles`` has a profile of each device model, by name.
 
         For a branching graph, whose plans are not for training, ``synchronous`` is ignored.
-
-        Raises:
-            ProfileError: a device has no profile, or the profiles are of different models.
-            HardwareError: the bandwidth of a needed link is unknown, or not finite and above 0.
         """
         names = list(dict.fromkeys(kind.name for kind in kinds_of(inventory)))
         check_there(names, profiles)

@@ -183,9 +183,7 @@ def _sizes(
 
 @contextmanager
 def _training(layers: nn.Sequential) -> Iterator[None]:
-    """Sets training mode within the block; afterwards, restores the modes and all buffers, such as
-    the statistics of norm layers.
-    """
+    """Sets training mode within the block, and restores all modes and buffers afterwards."""
     buffers = [(buffer, buffer.clone()) for buffer in layers.buffers()]
     modes = [(module, module.training) for module in layers.modules()]
     layers.train()

@@ -198,9 +198,7 @@ class Kept:
         return tensor.detach()
 
     def _mark(self, value: Any) -> Any:
-        """Records the identifiers of what passes between layers; returns what must stay alive for
-        them to remain unique.
-        """
+        """Records the identifiers of tensors and caches; returns what keeps them unique."""
         caches, tensors = coordinate_caches(value), [t.detach() for t in tensors_in(value)]
         marks = {id(cache) for cache in caches}
         self.borders.append(marks | {tensor.untyped_storage().data_ptr() for tensor in tensors})

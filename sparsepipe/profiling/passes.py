@@ -73,9 +73,7 @@ def one_pass(layers: nn.Sequential, batch: Any, device: torch.device, slowed: Sl
 def _forward(
     layers: nn.Sequential, batch: Any, device: torch.device, slowed: Slowed
 ) -> tuple[list[tuple[Any, Any]], Pass]:
-    """Runs all layers forward; returns each layer's input and output, in an autograd graph of their
-    own, and the figures so far.
-    """
+    """Runs all layers forward; returns each layer's input and output, and the figures so far."""
     whole, clock, builds = Clock(device), Clock(device), [Clock(device) for _ in layers]
     ends: list[tuple[Any, Any]] = []
     found = Pass()
@@ -139,9 +137,7 @@ def _stretch(whole: Clock) -> float:
 
 @contextmanager
 def _memory(device: torch.device) -> Iterator[list[int]]:
-    """Yields a list that holds, after the block, the bytes that it left in use and the most at a
-    time, both beyond the bytes in use before it; zeros except on CUDA.
-    """
+    """Yields a list of the bytes that the block has left and its peak; zeros except on CUDA."""
     used = [0, 0]
     if device.type != "cuda":
         yield used

@@ -254,12 +254,7 @@ def check_there(devices: Iterable[str], profiles: Mapping[str, Profile]) -> None
 
 
 def check_agreement(profiles: Mapping[str, Profile]) -> None:
-    """Refuses profiles of several devices that are not of the same model and batch.
-
-    Raises:
-        ProfileError: the number, kinds or sizes of the layers differ, or the model, batch size,
-            resolution, point ratio or data type in ``meta``.
-    """
+    """Raises a ProfileError if profiles of several devices differ in their model or batch."""
     (first, reference), *others = profiles.items()
     for device, profile in others:
         problems = [

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sparsepipe.errors import ConfigError
 from sparsepipe.runs.ledger import load_results, run_directories
 from sparsepipe.runs.ledger_table import rows_of
-from sparsepipe.utils.arguments import is_number
+from sparsepipe.utils.arguments import checked, is_number
 from sparsepipe.utils.extensions import nearest
 from sparsepipe.utils.files import PathLike, expanded
 
@@ -83,6 +83,7 @@ def in_order(results: Mapping[int, Mapping[str, Any]]) -> list[int]:
     return sorted(results, key=began)
 
 
+@checked
 def best(
     where: PathLike = "outputs",
     *,
@@ -108,10 +109,6 @@ def best(
     """
     from sparsepipe.runs.rundir import RunDir  # and numpy, for which --help need not wait
 
-    if mode not in (None, "max", "min"):
-        raise ConfigError(
-            f"mode={mode!r} is not a valid mode", remedy="choose 'max' or 'min', or leave it out"
-        )
     rows = rows_of(load_results(where, experiment=experiment))
     places = best_of(rows, objective, mode=mode or mode_of(objective))
     if not places:

@@ -250,9 +250,6 @@ def read_tree(root: Path) -> Tree:
 
     A result that cannot be read is skipped with a warning. Runs may begin, end and be removed
     while the tree is read.
-
-    Raises:
-        DataError: a directory cannot be read, or a run exists in two directories.
     """
     rows: dict[Path, dict[str, Any]] = {}
     unfinished, broken, others, first = [], [], [], dict[tuple[str, str], Path]()

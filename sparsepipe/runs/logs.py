@@ -24,10 +24,7 @@ _NOISE = (
 
 
 class _Stderr(logging.Handler):
-    """Writes to ``sys.stderr``, looked up for each message since progress bars replace it.
-
-    Each message resets ``SILENCE``, the time since anything was shown.
-    """
+    """Writes to the present ``sys.stderr``, which progress bars replace; restarts ``SILENCE``."""
 
     def emit(self, record: logging.LogRecord) -> None:
         SILENCE.broken()

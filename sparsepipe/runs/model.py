@@ -23,11 +23,7 @@ from sparsepipe.data import ShapeDataModule
 from sparsepipe.data.files import FOUND
 from sparsepipe.data.preprocessing import Preprocessing
 from sparsepipe.errors import CheckpointError, ConfigError, SparsePipeError
-from sparsepipe.runs.checkpoints import (
-    find_checkpoint,
-    load_weights,
-    read_checkpoint,
-)
+from sparsepipe.runs.checkpoints import find_checkpoint, load_weights, read_checkpoint
 from sparsepipe.utils.files import expanded
 
 log = logging.getLogger(__name__)
@@ -100,11 +96,7 @@ class Model:
 
     @torch.inference_mode()
     def predict_samples(self, samples: Sequence[dict[str, Any]]) -> list[Prediction]:
-        """Predicts the classes of samples made with ``preprocess.sample``, as one batch.
-
-        Raises:
-            CheckpointError: the network's output is not finite.
-        """
+        """Predicts the classes of samples made with ``preprocess.sample``, as one batch."""
         if not samples:
             return []
         logits_BK = self._precise(self.preprocess.batch(samples)["input"])
@@ -175,11 +167,7 @@ def trained_model(path: Path, training: Training, *, device: str | torch.device)
 
 
 def preprocessing_of(training: Training) -> Preprocessing:
-    """The preprocessing of shapes in a training's test; the data need not exist any more.
-
-    Raises:
-        ConfigError: the data of the training are unknown, or are not shapes with classes.
-    """
+    """The preprocessing of shapes in a training's test; the data need not exist any more."""
     given = training.values.get("data")
     if not isinstance(given, Mapping) or not isinstance(given.get("_target_"), str):
         raise ConfigError(
@@ -214,9 +202,7 @@ _NOT_OF_A_SHAPE = ("batch_size", "root", "source", "split")
 
 
 class _TestNumbers:
-    """Looks up a file's index in the test split of a training, on which the random choice of its
-    points depends; None for other files.
-    """
+    """Looks up a file's index in a test split, which seeds the choice of points; else None."""
 
     def __init__(self, data: Target) -> None:
         self._data = data

@@ -84,9 +84,7 @@ def adapt_loaders(data: pl.LightningDataModule, *, seed: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _IgnoreSignals:
-    """A loader's ``worker_init_fn``, which ignores Ctrl-C, since that reaches all processes of a
-    terminal, and calls ``then``, if any.
-    """
+    """A ``worker_init_fn`` that ignores Ctrl-C, which all processes of a terminal get."""
 
     then: Callable[[int], None] | None
 

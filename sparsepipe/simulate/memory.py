@@ -76,9 +76,7 @@ def _kept_bytes(
     replicas: int,
     sizes: Sequence[float] | None,
 ) -> Iterator[float]:
-    """Yields the bytes that a rank holds at first, when each forward or update begins, and when
-    each backward ends.
-    """
+    """Yields the bytes held at first, as each forward or update begins and each backward ends."""
     buffers = REPLICA_BUFFERS if replicas > 1 else 0.0
     always = 1 + model.optimizer + model.gradients + buffers
     static_bytes = model.reserved_bytes + always * costs.parameter_bytes

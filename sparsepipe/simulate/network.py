@@ -17,6 +17,7 @@ from sparsepipe.cluster.inventory import how_to_give_links
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.communication import CHUNK_BYTES, INBOX_DEPTH, way_of
+from sparsepipe.utils.arguments import CountFrom0, checked
 
 INSTANT = Link(bytes_per_s=float("inf"))
 """A link that takes no time."""
@@ -52,12 +53,7 @@ class ClusterNetwork:
 
     @classmethod
     def of(cls, inventory: Inventory, plan: Plan) -> ClusterNetwork:
-        """The network of the devices of ``plan``, with the links of ``inventory``.
-
-        Raises:
-            PlanError: a device of the plan is not on any host of the inventory.
-            HardwareError: a link that the plan needs has no bandwidth, or one of 0.
-        """
+        """The network of the devices of ``plan``, with the links of ``inventory``."""
         names = {host.name: number for number, host in enumerate(inventory.hosts)}
         devices = [device for stage in plan.stages for device in stage.devices]
         if strange := [device for device in devices if device.split("/")[0] not in names]:
@@ -102,6 +98,7 @@ class ClusterNetwork:
 Algorithm = Literal["ring", "direct", "chain", "ordered"]
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sends:
     """Limits of the queues between two ranks, of which each direction and kind of message has one.
@@ -113,16 +110,8 @@ class Sends:
             when the receiver waits for it; None: no limit.
     """
 
-    outbox: int | None = None
-    inbox: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("outbox", "inbox"):
-            if (value := getattr(self, name)) is not None and value < 0:
-                raise ConfigError(
-                    f"{name}={value} is negative, which is not a number of messages",
-                    remedy="give a number of at least 0, or null for no limit",
-                )
+    outbox: CountFrom0 | None = None
+    inbox: CountFrom0 | None = None
 
 
 AS_IN_TRAINING = Sends(inbox=INBOX_DEPTH)

@@ -104,9 +104,7 @@ def pace(
 
 
 def _measured(record: Record, *, splits: bool) -> Cycle:
-    """The pace of a long run without a cycle: the slope of the regression line through the times at
-    which minibatches return, over whole rounds of the first stage while the pipeline is full.
-    """
+    """The pace of a run without a cycle: the slope of minibatches' returns while it is full."""
     plan, count = record.plan, len(record.returns_s)
     readers = 1 if splits else plan.replicas(0)
     first = count // 3 // readers * readers

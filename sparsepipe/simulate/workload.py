@@ -108,9 +108,6 @@ class Workload:
         ``vertical_sync``) and loading, which is part of the first stage's forwards, count if all
         profiles have them. The gradient across a cut counts as large as the activation, though a
         sparse activation's coordinates do not come back.
-
-        Raises:
-            PlanError: the plan and the profiles differ in their number of layers.
         """
         held = [[_profile(device, profiles) for device in stage.devices] for stage in plan.stages]
         different = {id(profile): profile for each in held for profile in each}.values()
@@ -201,11 +198,7 @@ def _costs(
     updates: bool,
     copies: bool,
 ) -> StageCosts:
-    """The costs of a stage with ``layers`` (first, last), one of ``profiles`` for each device.
-
-    ``load_s``: seconds to load a batch, by ``id`` of the profile; ``updates`` and ``copies``:
-    whether updates and copies of the weights take time.
-    """
+    """The costs of a stage with a profile for each device; ``load_s`` is by ``id`` of these."""
     first, end = layers[0], layers[1] + 1
     kinds = {id(profile): profile.layers[first:end] for profile in profiles}
     forward_s = {

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
+from typing import Any
 
-from sparsepipe.partition.costs.layers import chain_spans
+import numpy as np
+
+from sparsepipe.partition.costs.layers import Spans, chain_spans
 from sparsepipe.partition.costs.model import PRESETS, cost_model
 from sparsepipe.partition.devices import Choice, Counts, DeviceKind, DevicePool
 from sparsepipe.partition.memory import MemoryModel, plan_bytes
@@ -15,6 +18,36 @@ from sparsepipe.partition.problem import Problem
 from sparsepipe.profiling import LayerProfile, Profile
 
 MODELS = (*PRESETS, "4_whole")
+
+
+def on_one_host(
+    spans: Spans, counts: Mapping[str, int], *, model: str = "eq4", speed: float = 1.0, **more: Any
+) -> Problem:
+    """With so many devices of each model."""
+    kinds = tuple(DeviceKind(name=name, host="h", count=n) for name, n in counts.items())
+    pool = DevicePool(kinds=kinds, inside={"h": speed}, between=speed)
+    return Problem(pool=pool, spans=spans, model=cost_model(model), **more)
+
+
+def spans_alone(seconds: Sequence[Sequence[float]]) -> Spans:
+    """Of layers that take so long, by kind of device, and cost nothing else."""
+    none = np.zeros(len(seconds[0]) + 1)
+    return Spans(
+        compute_s_KI=np.array([[0.0, *np.cumsum(each)] for each in seconds]),
+        parameter_bytes_I=none,
+        stored_bytes_I=none,
+        cut_bytes_I=none,
+    )
+
+
+def profile_of(costs: Iterable[Mapping[str, Any]], **meta: Any) -> Profile:
+    """Of layers with these costs, where those that they do not tell are 0."""
+    none = dict.fromkeys(("forward_s", "backward_s", "activation_bytes", "parameter_bytes"), 0.0)
+    layers = (
+        LayerProfile(**{"index": index, "name": str(index), "kind": "layer", **none, **each})
+        for index, each in enumerate(costs)
+    )
+    return Profile(layers=tuple(layers), meta=meta)
 
 
 def random_problem(seed: int) -> tuple[Problem, list[int]]:
@@ -105,20 +138,17 @@ def _profiles(rng: random.Random, num_layers: int, num_kinds: int) -> list[Profi
     activations = [number(20) for _ in range(num_layers)]
     parameters = [number(20) * (rng.random() < 0.6) for _ in range(num_layers)]
     return [
-        Profile(
-            layers=tuple(
-                LayerProfile(
-                    index=i,
-                    name=str(i),
-                    kind="layer",
-                    forward_s=number(5),
-                    backward_s=number(9),
-                    activation_bytes=activations[i],
-                    parameter_bytes=parameters[i],
-                )
+        profile_of(
+            [
+                {
+                    "forward_s": number(5),
+                    "backward_s": number(9),
+                    "activation_bytes": activations[i],
+                    "parameter_bytes": parameters[i],
+                }
                 for i in range(num_layers)
-            ),
-            meta={"input_bytes": 3.0},
+            ],
+            input_bytes=3.0,
         )
         for _ in range(num_kinds)
     ]

@@ -13,8 +13,8 @@ from sparsepipe.partition.devices import Choice, DeviceKind, DevicePool
 from sparsepipe.partition.memory import MemoryModel, Microbatches
 from sparsepipe.partition.problem import Problem, SynchronousStages
 from sparsepipe.partition.search import exhaustive as brute
-from sparsepipe.profiling import LayerProfile, Profile
-from tests.support.instances import slices
+from sparsepipe.profiling import Profile
+from tests.support.instances import profile_of, slices
 
 SLACK = 1 + 1e-9
 """What may be kept beyond a limit, for being added up in another order."""
@@ -76,7 +76,7 @@ def problem_of(
     costs: list[list[dict[str, float]]], *, limits: list[float], setting: Any
 ) -> Problem:
     """Two devices of each kind, of which there are the costs of layers, for four microbatches."""
-    profiles = tuple(map(_profile, costs))
+    profiles = tuple(map(profile_of, costs))
     kinds = tuple(
         DeviceKind(name=name, host="h", count=2, memory_bytes=limits[number] if limits else None)
         for number, name in enumerate("AB"[: len(costs)])
@@ -205,7 +205,7 @@ def _profiles(rng: random.Random, num_layers: int, num_kinds: int) -> list[Profi
     activations = [float(rng.randint(0, large)) for _ in range(num_layers)]
     parameters = [float(rng.randint(0, 2)) for _ in range(num_layers)]
     return [
-        _profile(
+        profile_of(
             [
                 {
                     "forward_s": rng.randint(0, large),
@@ -222,15 +222,3 @@ def _profiles(rng: random.Random, num_layers: int, num_kinds: int) -> list[Profi
         )
         for _ in range(num_kinds)
     ]
-
-
-def _profile(layers: Sequence[dict[str, float]], **meta: float) -> Profile:
-    """Of layers without activations and parameters, where their costs do not tell some."""
-    none = {"activation_bytes": 0.0, "parameter_bytes": 0.0}
-    return Profile(
-        layers=tuple(
-            LayerProfile(index=index, name=str(index), kind="layer", **{**none, **costs})
-            for index, costs in enumerate(layers)
-        ),
-        meta=meta,
-    )

@@ -99,10 +99,7 @@ class SpanChoices:
         )
 
     def _walk(self, firsts: range, last: int, *, marks: int = 0) -> list[Paths]:
-        """Best paths of stages from layers ``firsts``: an array for each end up to ``last``.
-
-        The four figures of a path are followed by a mark for each of the first ``marks`` layers.
-        """
+        """Best paths to each end up to ``last``; marks of ``marks`` layers follow the figures."""
         chain, ends, begun = self._chain, list[Paths](), dict[int, Paths]()
         shape = 4 + marks, len(firsts), len(self._second_cost_P), len(self._caps_C)
         kept, again = np.full(shape, np.inf), np.full(shape, np.inf)

@@ -90,9 +90,6 @@ def cost_model(name: str | CostModel) -> CostModel:
             a parameter byte counts, and whether receivers share a transfer; or the dotted path of a
             subclass of :class:`CostModel` or of a function without arguments; or a cost model,
             which is returned.
-
-    Raises:
-        ConfigError: the name is unknown, or the object at the path does not return a cost model.
     """
     if isinstance(name, CostModel):
         return name

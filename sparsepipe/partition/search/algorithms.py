@@ -180,9 +180,6 @@ def search_by_name(name: str) -> Search:
     Such a function is called with the problem alone and returns a :class:`Solution`, or its stages
     in order as :class:`~sparsepipe.partition.devices.Choice`, which must use each device once and
     fit the memory.
-
-    Raises:
-        ConfigError: the search is unknown.
     """
     found: Callable[..., Any] = by_name(name, SEARCHES, kind="search")
     if name in SEARCHES:

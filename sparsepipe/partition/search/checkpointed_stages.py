@@ -52,9 +52,7 @@ class LayerTables:
         )
 
     def _sums(self, kinds: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
-        """Three arrays [I] of bytes for a batch: two for backward passes (as
-        ``Spans.stored_between``), and the parameters of the layers before each position.
-        """
+        """Bytes [I] for a batch: the two of ``Spans.stored_between``, and parameters so far."""
         layers = self.chain(kinds).layers
         saved_I = np.cumsum([0.0, *(layer.saved_bytes for layer in layers)])
         begin_I = np.array([*(layer.begin_bytes for layer in layers), 0.0])

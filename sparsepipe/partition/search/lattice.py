@@ -94,10 +94,7 @@ class Lattice:
         self.last = [n for n, node in enumerate(self.nodes) if node.counts == self.all_used]
 
     def _add(self, used: Counts, earlier_U: Ints) -> None:
-        """Adds the nodes that have used the devices ``used``, and the stages that lead to them.
-
-        ``earlier_U``: indices of the sets of devices from whose nodes these stages begin.
-        """
+        """Adds the nodes that have used ``used``, and the stages to them from ``earlier_U``."""
         groups_UK = np.array(used, dtype=np.intp) - self._used_UK[earlier_U]
         below_U = (groups_UK >= 0).all(axis=1)
         befores_B, groups_BK = earlier_U[below_U], groups_UK[below_U]
@@ -123,11 +120,7 @@ class Lattice:
                 self.ways.append(self._ways(host, sources, groups_BK[here]))
 
     def _ways(self, host: int, sources_B: list[list[int]], groups_BK: Ints) -> Transitions:
-        """The stages on ``host`` with devices ``groups_BK``, one for each node where they may
-        begin.
-
-        These nodes differ in the host of the stage before and in the number of stages so far.
-        """
+        """The stages on ``host`` with devices ``groups_BK``, one for each node in ``sources_B``."""
         sources_E = np.array([number for nodes in sources_B for number in nodes], dtype=np.intp)
         counts_EK = np.repeat(groups_BK, [len(nodes) for nodes in sources_B], axis=0)
         replicas_E = counts_EK.sum(axis=1)

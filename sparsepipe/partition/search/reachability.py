@@ -46,9 +46,8 @@ class ChainReachability:
         self._places_I = np.arange(costs.spans.num_layers + 1, dtype=np.int32)
         self._last_CI = np.empty((0, 0), dtype=np.int32)
         self._fits_TI = np.empty((0, 0), dtype=np.bool_)
-        self._exceptions: list[
-            tuple[int, slice]
-        ] = []  # ends outside of windows, and positions to begin at
+        # Ends outside of windows, and positions to begin at.
+        self._exceptions: list[tuple[int, slice]] = []
         # The last ends that the memory of devices allows, and the exceptions before them.
         kept = [*map(costs.kept, range(costs.num_rooms))]
         shape = len(kept), len(self._places_I)
@@ -275,9 +274,7 @@ class _Remainder:
     def _options(
         self, level: int, node: int, place: int, spare: bool, limit_s: float
     ) -> Iterator[tuple[Choice, int, bool]]:
-        """Yields each possible stage that begins at position ``place`` of ``node``, with the node
-        that it leads to and whether a later stage may still exceed ``limit_s``.
-        """
+        """Yields possible next stages, their nodes, and whether a later one may be too slow."""
         after_VI = self._levels[level + 1]
         for after in np.flatnonzero(after_VI.any(axis=1)):
             ways, ends = self._costs.lattice.ways[after], np.flatnonzero(after_VI[after])

@@ -230,9 +230,7 @@ class RecomputingCosts(Costs):
         self._each = list(classes)
 
     def _numbers(self, ways: Transitions, classes: dict[StageClass, int]) -> Ints:
-        """The index of each stage's class in ``classes``, extended here; -1 for a first stage
-        without ``readers`` devices, a last one before a named one, and one with too many devices.
-        """
+        """Index of each stage's class in ``classes``, extended here; -1: a stage to leave out."""
         found = []
         for way, source in enumerate(ways.sources_E.tolist()):
             counts = ways.counts_EK[way].tolist()

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition.costs.layers import Spans
-from sparsepipe.partition.costs.model import cost_model
-from sparsepipe.partition.devices import Choice, DeviceKind, DevicePool
+from sparsepipe.partition.devices import Choice
 from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.problem import Problem, equal_kinds
 from sparsepipe.partition.search import exhaustive as brute
 from sparsepipe.partition.search.algorithms import exact, hete_mp
-from tests.support.instances import MODELS, like_problem, random_problem, slices, tight_problem
+from tests.support.instances import (
+    MODELS,
+    like_problem,
+    on_one_host,
+    random_problem,
+    slices,
+    spans_alone,
+    tight_problem,
+)
 
 QUICK, ALL = range(120), range(120, 500)
 
@@ -63,29 +70,16 @@ def test_searches_find_the_best_of_all_plans(first: int) -> None:
 def test_a_bottleneck_that_is_next_to_nothing_beside_the_longest_time() -> None:
     # Each kind takes 1e11 times as long with the layers that it had better not compute.
     fast_s, slow_s = 1e-3, 1e8
-    spans = Spans(
-        compute_s_KI=np.cumsum([[0, slow_s, slow_s, 0], [0, fast_s, fast_s, slow_s]], axis=1),
-        parameter_bytes_I=np.array([0.0, 1e-4, 2e-4, 2e-4]),
-        stored_bytes_I=np.zeros(4),
-        cut_bytes_I=np.zeros(4),
-    )
-    kinds = (DeviceKind(name="A", host="h", count=1), DeviceKind(name="B", host="h", count=2))
-    pool = DevicePool(kinds=kinds, inside={"h": 1.0}, between=1.0)
-    problem = Problem(pool=pool, spans=spans, model=cost_model("eq4"))
+    spans = spans_alone([[slow_s, slow_s, 0], [fast_s, fast_s, slow_s]])
+    spans = replace(spans, parameter_bytes_I=np.array([0.0, 1e-4, 2e-4, 2e-4]))
+    problem = on_one_host(spans, {"A": 1, "B": 2})
     assert exact(problem).config == "1-1-1"
     assert list(exact(problem).stages) == all_plans(problem)
 
 
 def test_a_plan_that_takes_no_time() -> None:
-    spans = Spans(
-        compute_s_KI=np.zeros((1, 3)),
-        parameter_bytes_I=np.array([0.0, 1.0, 2.0]),
-        stored_bytes_I=np.zeros(3),
-        cut_bytes_I=np.zeros(3),
-    )
-    kinds = (DeviceKind(name="A", host="h", count=2),)
-    pool = DevicePool(kinds=kinds, inside={"h": 1.0}, between=1.0)
-    problem = Problem(pool=pool, spans=spans, model=cost_model("eq4"))
+    spans = replace(spans_alone([[0.0, 0.0]]), parameter_bytes_I=np.array([0.0, 1.0, 2.0]))
+    problem = on_one_host(spans, {"A": 2})
     found = exact(problem)
     assert list(found.stages) == all_plans(problem)
     told = explain(problem, found)

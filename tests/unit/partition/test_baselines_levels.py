@@ -16,7 +16,7 @@ from sparsepipe.partition.devices import Choice, DeviceKind, DevicePool
 from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search.baselines import mp_by_levels
-from tests.support.instances import random_problem
+from tests.support.instances import on_one_host, random_problem
 
 INSIDE, BETWEEN = 4.0, 1.0
 VGG16 = """
@@ -154,10 +154,7 @@ def test_too_many_layers_are_refused_with_a_remedy() -> None:
         mp_by_levels(problem, device="gpu")
     assert "task.levels=false" in caught.value.remedy
     # One device on one host leaves nothing to share out, whatever the layers.
-    one = DevicePool(
-        kinds=(DeviceKind(name="gpu", host="h", count=1),), inside={"h": 1.0}, between=1.0
-    )
-    alone = Problem(pool=one, spans=replace(spans, compute_s_KI=many[None]), model=problem.model)
+    alone = on_one_host(replace(spans, compute_s_KI=many[None]), {"gpu": 1})
     assert mp_by_levels(alone, device="gpu").config == "1"
 
 

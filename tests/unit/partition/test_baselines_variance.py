@@ -12,32 +12,15 @@ import pytest
 
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.costs.layers import Spans, state_spans
-from sparsepipe.partition.costs.model import bottleneck_s, cost_model
-from sparsepipe.partition.devices import Choice, DeviceKind, DevicePool
+from sparsepipe.partition.costs.model import bottleneck_s
+from sparsepipe.partition.devices import Choice
 from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.memory import MemoryModel, fits
 from sparsepipe.partition.problem import Problem, as_uniform
 from sparsepipe.partition.search.algorithms import best_cuts, hete_mp, variance
 from sparsepipe.partition.search.baselines import least_variance
-from tests.support.instances import random_problem, tight_problem
+from tests.support.instances import on_one_host, random_problem, spans_alone, tight_problem
 from tests.unit.partition.test_states import random_states
-
-
-def chain(seconds: list[float]) -> Spans:
-    """Layers that take so long, and nothing else."""
-    none = np.zeros(len(seconds) + 1)
-    return Spans(
-        compute_s_KI=np.array([[0.0, *np.cumsum(seconds)]]),
-        parameter_bytes_I=none,
-        stored_bytes_I=none,
-        cut_bytes_I=none,
-    )
-
-
-def problem_of(spans: Spans, devices: int, **options: object) -> Problem:
-    kind = DeviceKind(name="A", host="h", count=devices)
-    pool = DevicePool(kinds=(kind,), inside={"h": 1.0}, between=1.0)
-    return Problem(pool=pool, spans=spans, model=cost_model("eq4"), **options)  # type: ignore[arg-type]
 
 
 def spread(seconds: list[int], bounds: list[int]) -> Fraction:
@@ -57,20 +40,20 @@ def test_the_first_of_all_cuts_with_the_least_variance(seed: int) -> None:
     every = [[0, *cuts, layers] for cuts in combinations(range(1, layers), stages - 1)]
     best = min(every, key=lambda bounds: (spread(seconds, bounds), bounds))
     scaled = [1e-3 * one for one in seconds]  # sums are rounded
-    assert least_variance(chain(scaled), stages=stages) == best[1:]
+    assert least_variance(spans_alone([scaled]), stages=stages) == best[1:]
 
 
 def test_it_is_not_the_least_bottleneck() -> None:
-    spans = chain([1.0, 1.0, 3.0, 5.0, 1.0])
-    found = variance(problem_of(spans, 3), device="A")
+    spans = spans_alone([[1.0, 1.0, 3.0, 5.0, 1.0]])
+    found = variance(on_one_host(spans, {"A": 3}), device="A")
     assert [stage.end for stage in found.stages] == [2, 3, 5]  # 2, 3 and 6 seconds
-    assert hete_mp(problem_of(spans, 3)).config == "3"
+    assert hete_mp(on_one_host(spans, {"A": 3})).config == "3"
     assert least_bottleneck(spans) == 5.0  # by 5, 5 and 1 second, which vary more
 
 
 def least_bottleneck(spans: Spans) -> float:
     """Of three stages of a device each."""
-    problem = problem_of(spans, 3)
+    problem = on_one_host(spans, {"A": 3})
     found = best_cuts(problem, [(1,), (1,), (1,)])
     return bottleneck_s(found.stages, spans, problem.pool, problem.model)
 
@@ -124,24 +107,17 @@ def test_branching_graphs_are_cut_between_their_states(seed: int) -> None:
     ]
     if not every:
         with pytest.raises(PlanError, match="as many layers"):
-            variance(problem_of(spans, 3), device="A")
+            variance(on_one_host(spans, {"A": 3}), device="A")
         return
-    found = [stage.end for stage in variance(problem_of(spans, 3), device="A").stages]
+    found = [stage.end for stage in variance(on_one_host(spans, {"A": 3}), device="A").stages]
     assert found in every
     of = [np.var(np.diff(compute_I[[0, *ends]])) for ends in (found, *every)]
     assert of[0] == pytest.approx(min(of))
 
 
 def test_unlike_devices_count_as_the_named_one_and_keep_their_order() -> None:
-    spans = Spans(
-        compute_s_KI=np.cumsum([[0, 1.0, 1.0, 4.0, 2.0], [0, 9.0, 1.0, 1.0, 1.0]], axis=1),
-        parameter_bytes_I=np.zeros(5),
-        stored_bytes_I=np.zeros(5),
-        cut_bytes_I=np.zeros(5),
-    )
-    kinds = (DeviceKind(name="A", host="h", count=2), DeviceKind(name="B", host="h", count=1))
-    pool = DevicePool(kinds=kinds, inside={"h": 1.0}, between=1.0)
-    problem = Problem(pool=pool, spans=spans, model=cost_model("eq4"))
+    spans = spans_alone([[1.0, 1.0, 4.0, 2.0], [9.0, 1.0, 1.0, 1.0]])
+    problem = on_one_host(spans, {"A": 2, "B": 1})
     assert [s.end for s in variance(problem, device="A").stages] == [2, 3, 4]
     found = variance(problem, device="B")
     assert [s.end for s in found.stages] == [1, 2, 4]
@@ -155,17 +131,11 @@ def test_unlike_devices_count_as_the_named_one_and_keep_their_order() -> None:
 
 def test_the_real_devices_must_hold_the_plan() -> None:
     # The device that counts for all keeps nothing; the other one has room for no layer.
-    none = np.zeros(3)
-    spans = Spans(
-        compute_s_KI=np.array([[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]]),
-        parameter_bytes_I=none,
-        stored_bytes_I=np.array([0.0, 8.0, 16.0]) * 2**20,
-        cut_bytes_I=none,
-    )
-    kinds = tuple(DeviceKind(name=n, host="h", count=1, memory_bytes=20.0 * 2**20) for n in "AB")
-    pool = DevicePool(kinds=kinds, inside={"h": 1.0}, between=1.0)
-    problem = Problem(pool=pool, spans=spans, model=cost_model("eq4"), memory=MemoryModel())
+    spans = replace(spans_alone([[1.0] * 2] * 2), stored_bytes_I=np.array([0, 8, 16]) * 2.0**20)
+    problem = on_one_host(spans, {"A": 1, "B": 1}, memory=MemoryModel())
+    kinds = tuple(replace(kind, memory_bytes=20.0 * 2**20) for kind in problem.pool.kinds)
+    problem = replace(problem, pool=replace(problem.pool, kinds=kinds))
     assert variance(problem, device="A").config == "1-1"  # 16 MiB in the first, 8 in the second
-    small = replace(pool, kinds=(replace(kinds[0], memory_bytes=12.0 * 2**20), kinds[1]))
+    small = replace(problem.pool, kinds=(replace(kinds[0], memory_bytes=12.0 * 2**20), kinds[1]))
     with pytest.raises(PlanError, match="no plan fits"):
         variance(replace(problem, pool=small), device="A")

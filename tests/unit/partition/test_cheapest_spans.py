@@ -9,7 +9,8 @@ import pytest
 
 from sparsepipe.partition.activation_checkpointing.selection import SpanChoices
 from sparsepipe.partition.activation_checkpointing.stage_memory import LayerCost, StageCost
-from sparsepipe.profiling import LayerProfile, Profile
+from sparsepipe.profiling import Profile
+from tests.support.instances import profile_of
 from tests.support.recomputing_instances import every_choice
 
 
@@ -131,20 +132,15 @@ def test_bytes_and_seconds_by_hand() -> None:
 
 def profile(*, counted: bool) -> Profile:
     rows = [(1.0, 10.0, 3.0), (2.0, 20.0, 5.0), (4.0, 30.0, 7.0)]
-    layers = tuple(
-        LayerProfile(
-            index=index,
-            name=str(index),
-            kind="layer",
-            forward_s=seconds,
-            backward_s=1.0,
-            activation_bytes=activation,
-            parameter_bytes=0.0,
+    costs = [
+        {
+            "forward_s": seconds,
+            "activation_bytes": activation,
             **({"saved_bytes": saved, "begin_bytes": 1.0, "end_bytes": 2.0} if counted else {}),
-        )
-        for index, (seconds, activation, saved) in enumerate(rows)
-    )
-    return Profile(layers=layers, meta={"input_bytes": 6.0})
+        }
+        for seconds, activation, saved in rows
+    ]
+    return profile_of(costs, input_bytes=6.0)
 
 
 def test_a_stage_of_a_profile() -> None:

@@ -16,8 +16,9 @@ from sparsepipe.partition.explanation import as_plan, explain
 from sparsepipe.partition.memory import MemoryModel, plan_bytes
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search.algorithms import best_cuts, exact, hete_mp, kind_order, mp
-from sparsepipe.profiling import LayerProfile, Profile
+from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
+from tests.support.instances import profile_of
 
 MIB = 2**20
 
@@ -28,21 +29,13 @@ def profile(
     activation_bytes: float = MIB,
     input_bytes: float = MIB,
 ) -> Profile:
-    return Profile(
-        layers=tuple(
-            LayerProfile(
-                index=i,
-                name=f"layers.{i}",
-                kind="Conv3d",
-                forward_s=slower,
-                backward_s=2 * slower,
-                activation_bytes=activation_bytes,
-                parameter_bytes=parameter_bytes,
-            )
-            for i in range(4)
-        ),
-        meta={"model": "net", "input_bytes": input_bytes},
-    )
+    costs = {
+        "forward_s": slower,
+        "backward_s": 2 * slower,
+        "activation_bytes": activation_bytes,
+        "parameter_bytes": parameter_bytes,
+    }
+    return profile_of([costs] * 4, model="net", input_bytes=input_bytes)
 
 
 PROFILES = {"A": profile(1.0), "B": profile(2.0)}
@@ -132,30 +125,13 @@ def test_what_a_stage_keeps_is_that_of_its_rows_and_borders() -> None:
             [{name: float(rng.randint(0, 30)) for name in names} for _ in range(7)]
             for _ in range(2)
         ]
-        spans = chain_spans([of_rows(device) for device in rows])
+        spans = chain_spans(list(map(profile_of, rows)))
         most = [{n: max(a[n], b[n]) for n in names} for a, b in zip(*rows, strict=True)]
         for first in range(7):
             for end in range(first + 1, 8):
                 saved = sum(row["saved_bytes"] for row in most[first:end])
                 kept = most[first]["begin_bytes"] + saved + most[end - 1]["end_bytes"]
                 assert spans.stored_bytes(first, end) == pytest.approx(kept)
-
-
-def of_rows(rows: list[dict[str, float]]) -> Profile:
-    layers = tuple(
-        LayerProfile(
-            index=index,
-            name=str(index),
-            kind="layer",
-            forward_s=1.0,
-            backward_s=1.0,
-            activation_bytes=1.0,
-            parameter_bytes=1.0,
-            **row,
-        )
-        for index, row in enumerate(rows)
-    )
-    return Profile(layers=layers, meta={"input_bytes": 5.0})
 
 
 def test_mp_does_not_promise_what_the_real_devices_cannot_hold() -> None:
@@ -197,11 +173,6 @@ def test_an_unknown_order_is_refused(order: object) -> None:
     with pytest.raises(ConfigError, match="order") as caught:
         kind_order(order, given.pool, given.spans)  # type: ignore[arg-type]
     assert caught.value.remedy
-
-
-def test_an_unknown_device_for_mp_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'C'"):
-        mp(problem(), device="C")
 
 
 @pytest.mark.parametrize("groups", [[(1, 1)], [(1, 2), (0, 1)], [(1, 0)] + [(0, 1)] * 5])

@@ -10,44 +10,23 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.selection import RecomputedLayers, choose_spans
 from sparsepipe.partition.activation_checkpointing.setting import bounds_of, spans_in_plan
 from sparsepipe.partition.memory import MemoryModel, Microbatches, sizes_of
-from sparsepipe.profiling import LayerProfile, Profile
+from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
-from sparsepipe.schedule.plan import Stage
+from tests.support.instances import profile_of
+from tests.support.plans import plan_on
 
 MEMORY = MemoryModel(stash=False, optimizer=1.0, gradients=1.0, reserved_bytes=50.0)
 
 
 def profile(forward_s: list[float], *, saved_bytes: float = 40.0) -> Profile:
     """A profile of layers that save the given bytes; their inputs and outputs are small."""
-    layers = [
-        LayerProfile(
-            index=index,
-            name=str(index),
-            kind="layer",
-            forward_s=seconds,
-            backward_s=2 * seconds,
-            activation_bytes=4.0,
-            parameter_bytes=10.0,
-            saved_bytes=saved_bytes,
-            begin_bytes=0.0,
-            end_bytes=4.0,
-        )
-        for index, seconds in enumerate(forward_s)
-    ]
-    return Profile(layers=tuple(layers), meta={"input_bytes": 4.0})
+    each = {"activation_bytes": 4.0, "parameter_bytes": 10.0, "saved_bytes": saved_bytes}
+    each |= {"begin_bytes": 0.0, "end_bytes": 4.0}
+    costs = [{"forward_s": s, "backward_s": 2 * s, **each} for s in forward_s]
+    return profile_of(costs, input_bytes=4.0)
 
 
-def plan_on(*stages: list[str], cuts: list[int], num_layers: int = 4) -> Plan:
-    bounds = [0, *cuts, num_layers]
-    return Plan(
-        stages=tuple(
-            Stage(layers=(bounds[n], bounds[n + 1] - 1), devices=tuple(f"here/{d}" for d in names))
-            for n, names in enumerate(stages)
-        )
-    )
-
-
-TWO = plan_on(["gpu/0"], ["gpu/1"], cuts=[2])
+TWO = plan_on(["here/gpu/0"], ["here/gpu/1"], cuts=[2], num_layers=4)
 EVEN = Microbatches(schedule="gpipe", count=4, batch_size=8)
 GPU = {"gpu": profile([1.0, 2.0, 2.0, 1.0])}
 # Stage 0 of four microbatches in flight, each a quarter: 4 (10 + 10 + 1), if it keeps all.
@@ -136,7 +115,7 @@ def test_no_device_has_the_most_and_the_largest_microbatches(
 
 def test_devices_of_a_stage_that_differ_recompute_the_same() -> None:
     """Of each layer the worst counts: the time of one device, the bytes of the other."""
-    plan = plan_on(["slow/0", "large/0"], ["slow/1"], cuts=[2])
+    plan = plan_on(["here/slow/0", "here/large/0"], ["here/slow/1"], cuts=[2], num_layers=4)
     kinds = {
         "slow": profile([4.0, 2.0, 2.0, 1.0], saved_bytes=0.0),
         "large": profile([1.0, 1.0, 1.0, 1.0]),

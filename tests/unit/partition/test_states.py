@@ -18,6 +18,7 @@ from sparsepipe.partition.search.algorithms import exact, exhaustive, hete_mp
 from sparsepipe.partition.search.baselines import mp_by_levels
 from sparsepipe.partition.search.exhaustive import divisions
 from sparsepipe.profiling import State, antichain_states, parse_graph
+from tests.support.instances import on_one_host
 
 
 def random_states(rng: random.Random, slower: float) -> list[State]:
@@ -38,11 +39,10 @@ def random_states(rng: random.Random, slower: float) -> list[State]:
 def test_the_best_bottleneck_is_that_of_all_nested_splits(seed: int) -> None:
     # The same graph on two kinds of devices, one of them slower.
     states = [random_states(random.Random(seed), slower) for slower in (1.0, 1.5)]
-    kinds = (DeviceKind(name="fast", host="h", count=2), DeviceKind(name="slow", host="h", count=1))
-    pool = DevicePool(kinds=kinds, inside={"h": 4000.0}, between=4000.0)
-    model = cost_model(["eq4", "pipedream", "sparsepipe_hete"][seed % 3])
-    problem = Problem(pool=pool, spans=state_spans(states), model=model)
-    every = [list(division) for division in divisions(pool.counts)]
+    model = ["eq4", "pipedream", "sparsepipe_hete"][seed % 3]
+    spans = state_spans(states)
+    problem = on_one_host(spans, {"fast": 2, "slow": 1}, model=model, speed=4000.0)
+    every = [list(division) for division in divisions(problem.pool.counts)]
     for search, groups in ((hete_mp, SLICES), (exact, every)):
         found = bottleneck(problem, list(search(problem).stages))
         least_s = min(bottleneck(problem, plan) for plan in all_plans(states[0], groups))
@@ -116,33 +116,24 @@ def has_room(problem: Problem, plan: list[Choice]) -> bool:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_levels_of_one_host_are_no_levels(seed: int) -> None:
-    states = random_states(random.Random(seed), 1.0)
-    pool = DevicePool(
-        kinds=(DeviceKind(name="A", host="h", count=3),), inside={"h": 4000.0}, between=float("inf")
-    )
-    problem = Problem(pool=pool, spans=state_spans([states]), model=cost_model("pipedream"))
+    spans = state_spans([random_states(random.Random(seed), 1.0)])
+    problem = on_one_host(spans, {"A": 3}, model="pipedream", speed=4000.0)
     by_levels = bottleneck(problem, list(mp_by_levels(problem, device="A").stages))
     assert by_levels == pytest.approx(bottleneck(problem, list(hete_mp(problem).stages)))
 
 
 def test_trying_all_plans_is_for_chains() -> None:
-    pool = DevicePool(
-        kinds=(DeviceKind(name="A", host="h", count=2),), inside={"h": 1.0}, between=1.0
-    )
     spans = state_spans([random_states(random.Random(0), 1.0)])
     with pytest.raises(PlanError, match="branches") as caught:
-        exhaustive(Problem(pool=pool, spans=spans, model=cost_model("eq4")))
+        exhaustive(on_one_host(spans, {"A": 2}))
     assert "exact" in caught.value.remedy
 
 
 def test_too_many_pairs_of_states_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = DevicePool(
-        kinds=(DeviceKind(name="A", host="h", count=8),), inside={"h": 1.0}, between=1.0
-    )
     spans = state_spans([random_states(random.Random(0), 1.0)])
     monkeypatch.setattr(size, "MOST_WINDOWS", 36 * spans.num_layers**2 - 1)
     with pytest.raises(PlanError, match="36 stages") as caught:
-        hete_mp(Problem(pool=pool, spans=spans, model=cost_model("eq4")))
+        hete_mp(on_one_host(spans, {"A": 8}))
     assert "layers of a block as one" in caught.value.remedy
 
 

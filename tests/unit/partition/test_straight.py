@@ -9,12 +9,12 @@ from sparsepipe.partition.costs.model import bottleneck_s
 from sparsepipe.partition.memory import fits
 from sparsepipe.partition.problem import as_uniform
 from sparsepipe.partition.search.algorithms import straight
-from tests.support.instances import random_problem, tight_problem
-from tests.unit.partition.test_baselines_variance import chain, every_plan, problem_of
+from tests.support.instances import on_one_host, random_problem, spans_alone, tight_problem
+from tests.unit.partition.test_baselines_variance import every_plan
 
 
 def test_it_is_faster_than_the_least_variance() -> None:
-    found = straight(problem_of(chain([1.0, 1.0, 3.0, 5.0, 1.0]), 3))
+    found = straight(on_one_host(spans_alone([[1.0, 1.0, 3.0, 5.0, 1.0]]), {"A": 3}))
     assert [stage.end for stage in found.stages] == [3, 4, 5]  # 5, 5 and 1 second
     assert found.strategy == "straight"
     assert found.config == "1-1-1"

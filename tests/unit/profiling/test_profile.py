@@ -9,26 +9,19 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.errors import ProfileError
-from sparsepipe.profiling import LayerProfile, Profile, check_agreement
+from sparsepipe.profiling import Profile, check_agreement
+from tests.support.instances import profile_of
 
 PROFILES = Path(__file__).parents[3] / "sparsepipe" / "assets" / "profiles" / "paper"
 
 
 def profile(num_layers: int = 3, **meta: object) -> Profile:
-    layers = tuple(
-        LayerProfile(
-            index=i,
-            name=f"layers.{i}",
-            kind="Conv3d",
-            forward_s=0.1,
-            backward_s=0.25,
-            activation_bytes=100.0 + i,
-            parameter_bytes=8.0,
-            saved_bytes=None if i else 12.0,
-        )
+    each = {"kind": "Conv3d", "forward_s": 0.1, "backward_s": 0.25, "parameter_bytes": 8.0}
+    costs = [
+        {**each, "activation_bytes": 100.0 + i, "saved_bytes": None if i else 12.0}
         for i in range(num_layers)
-    )
-    return Profile(layers=layers, meta={"model": "net", **meta})
+    ]
+    return profile_of(costs, **{"model": "net", **meta})
 
 
 def changed(found: Profile, place: int, **changes: object) -> Profile:

@@ -8,25 +8,18 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.profiling import LayerProfile, Profile
+from sparsepipe.profiling import Profile
+from tests.support.instances import profile_of
 
 BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "profile_repeatability.py"
 
 
 def profile(*times_s: float, step_s: float) -> Profile:
-    layers = tuple(
-        LayerProfile(
-            index=index,
-            name=str(index),
-            kind="Linear",
-            forward_s=time_s / 4,
-            backward_s=3 * time_s / 4,
-            activation_bytes=0.0,
-            parameter_bytes=1000,
-        )
-        for index, time_s in enumerate(times_s)
-    )
-    return Profile(layers=layers, meta={"model": "net", "step_s": step_s})
+    costs = [
+        {"forward_s": time_s / 4, "backward_s": 3 * time_s / 4, "parameter_bytes": 1000}
+        for time_s in times_s
+    ]
+    return profile_of(costs, model="net", step_s=step_s)
 
 
 def report(capsys: pytest.CaptureFixture[str], *profiles: Profile) -> tuple[bool, list[str]]:

@@ -17,10 +17,11 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.partition.costs.model import cost_model
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search.algorithms import exact
-from sparsepipe.profiling import LayerProfile, Profile
+from sparsepipe.profiling import Profile
 from sparsepipe.profiling import timing as clock
 from sparsepipe.profiling.measure import measure
 from sparsepipe.profiling.timing import Updates
+from tests.support.instances import profile_of
 
 CPU = torch.device("cpu")
 
@@ -58,19 +59,8 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
 
 
-@pytest.mark.usefixtures("_clock")
-def test_layers_share_the_update_by_their_parameters() -> None:
-    net = network()
-    make = partial(Taking, lr=0.1, momentum=0.9)
-    found = measure(net, [torch.randn(3, 4)], device=CPU, num_warmup=0, num_measured=1,
-                    optimizer=make)  # fmt: skip
-    assert [layer.update_s for layer in found.layers] == pytest.approx([0.025, 0.0, 0.012])
-    assert [layer.copy_s for layer in found.layers] == [0.0, 0.0, 0.0]
-    assert Profile.from_json(found.to_json()) == found
-
-
 @pytest.mark.usefixtures("_copies")
-def test_layers_share_a_copy_by_their_parameters() -> None:
+def test_layers_share_an_update_and_a_copy_by_their_parameters() -> None:
     make = partial(Taking, lr=0.1, momentum=0.9)
     found = measure(network(), [torch.randn(3, 4)], device=CPU, num_warmup=1, num_measured=5,
                     optimizer=make)  # fmt: skip
@@ -152,21 +142,8 @@ def test_parameters_stay_as_they_are() -> None:
 
 def profile(updates_s: Sequence[float | None]) -> Profile:
     """Layers of a second each."""
-    return Profile(
-        layers=tuple(
-            LayerProfile(
-                index=index,
-                name=str(index),
-                kind="Linear",
-                forward_s=0.5,
-                backward_s=0.5,
-                activation_bytes=0.0,
-                parameter_bytes=1.0,
-                update_s=update_s,
-            )
-            for index, update_s in enumerate(updates_s)
-        )
-    )
+    each = {"forward_s": 0.5, "backward_s": 0.5, "parameter_bytes": 1.0}
+    return profile_of({**each, "update_s": update_s} for update_s in updates_s)
 
 
 NONE = (None, None, None, None)

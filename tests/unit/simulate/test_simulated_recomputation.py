@@ -9,42 +9,25 @@ import pytest
 from sparsepipe.cluster import Link
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans
 from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.profiling import LayerProfile, Profile
-from sparsepipe.schedule import Plan
-from sparsepipe.schedule.plan import Stage
+from sparsepipe.profiling import Profile
 from sparsepipe.simulate.engine import Setting
 from sparsepipe.simulate.memory import long_run_peaks_bytes
 from sparsepipe.simulate.network import ClusterNetwork
 from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import Workload
+from tests.support.instances import profile_of
+from tests.support.plans import plan_on
 
-PLAN = Plan(
-    stages=(
-        Stage(layers=(0, 1), devices=("here/gpu/0", "here/slow/0")),
-        Stage(layers=(2, 3), devices=("here/gpu/1",)),
-    )
-)
+PLAN = plan_on(["here/gpu/0", "here/slow/0"], ["here/gpu/1"], cuts=[2], num_layers=4)
 MODEL = MemoryModel(stash=False, optimizer=0.0, gradients=0.0)
 PARTS = 4
 
 
 def profile(*, slower: float = 1.0) -> Profile:
-    layers = [
-        LayerProfile(
-            index=index,
-            name=str(index),
-            kind="layer",
-            forward_s=slower * (1.0 + index),
-            backward_s=slower * 3.0,
-            activation_bytes=8.0,
-            parameter_bytes=0.0,
-            saved_bytes=40.0,
-            begin_bytes=0.0,
-            end_bytes=8.0,
-        )
-        for index in range(4)
-    ]
-    return Profile(layers=tuple(layers), meta={"input_bytes": 16.0})
+    each = {"backward_s": slower * 3.0, "activation_bytes": 8.0, "saved_bytes": 40.0}
+    each |= {"begin_bytes": 0.0, "end_bytes": 8.0}
+    costs = [{"forward_s": slower * (1.0 + index), **each} for index in range(4)]
+    return profile_of(costs, input_bytes=16.0)
 
 
 PROFILES = {"gpu": profile(), "slow": profile(slower=2.0)}
