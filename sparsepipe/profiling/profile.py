@@ -106,10 +106,6 @@ class Profile:
             ``versions``, ``source``, ``input_bytes``, ``load_s`` and others.
         states: states of a branching graph whose nodes are ``layers``, the last state with all of
             them; empty for a chain. The profile file does not contain them.
-
-    Raises:
-        ProfileError: there are no layers, their indices are not 0, 1, ..., or a time or size is not
-            a valid number.
     """
 
     layers: tuple[LayerProfile, ...]

@@ -242,9 +242,6 @@ def simulate(schedule: Schedule, workload: Workload, setting: Setting) -> Record
     """Simulates a schedule to its end and records all spans.
 
     If the schedule splits minibatches, ``workload`` has the costs per microbatch.
-
-    Raises:
-        ScheduleError: the schedule cannot be carried out, or the run ends in a deadlock.
     """
     check(schedule)
     return Engine(workload, schedule.actions, setting, keep=True, detector=None).run()

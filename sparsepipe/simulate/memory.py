@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sparsepipe.partition.memory import REPLICA_BUFFERS, MemoryModel
+from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.schedule import Action, Span
 from sparsepipe.simulate.engine import Record
 from sparsepipe.simulate.simulation import SCHEDULES, Simulation
@@ -77,9 +77,8 @@ def _kept_bytes(
     sizes: Sequence[float] | None,
 ) -> Iterator[float]:
     """Yields the bytes held at first, as each forward or update begins and each backward ends."""
-    buffers = REPLICA_BUFFERS if replicas > 1 else 0.0
-    always = 1 + model.optimizer + model.gradients + buffers
-    static_bytes = model.reserved_bytes + always * costs.parameter_bytes
+    one = replace(model, stash=False)  # the newest version only
+    static_bytes = one.beside_bytes(costs.parameter_bytes, replicas=replicas)
     version_bytes = costs.parameter_bytes if model.stash else 0.0
     in_flight: dict[tuple[int, int | None], int] = {}  # versions of the weights, by microbatch
     users: dict[int, int] = {}  # microbatches in flight on each version

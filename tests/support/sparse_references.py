@@ -101,6 +101,16 @@ def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
     return error / norm if norm else error
 
 
+def compared(case: Case, dtype: torch.dtype, device: str = "cpu") -> Any:
+    """Input, output, dense output, and the largest error of output and gradients, NaN if any is."""
+    x, y, upstream, *gradients = run(case, dtype, device)
+    out, *expected = run_dense(case, x.to("cpu"), y.to("cpu"), upstream)
+    found = y.feats, *gradients
+    assert {each.dtype for each in found} == {dtype}
+    errors = list(map(relative_error, found, expected))
+    return x, y, out, float(torch.tensor(errors, dtype=torch.float64).max())
+
+
 def sites(coords: torch.Tensor) -> set[tuple[int, ...]]:
     return {tuple(row) for row in coords.tolist()}
 

@@ -208,7 +208,7 @@ def test_inputs_of_another_dimension_are_refused_unless_the_user_reshapes_them()
     assert make(nn.Sequential(Flat(*layers)))(torch.zeros(4, 1, 3, 5)).shape == (4, 2)
 
 
-class Bands(torch.utils.data.Dataset):
+class Bands(Samples):
     """Signals whose positions are labelled by their sign; every fifth one is not."""
 
     def __init__(self, count: int) -> None:
@@ -217,12 +217,6 @@ class Bands(torch.utils.data.Dataset):
         self.y = (self.x[:, 0] > 0).long()
         self.y[:, ::5] = -100
         self.y[10:24] = -100  # a whole batch, and parts of the next
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> dict[str, object]:
-        return {"input": self.x[index], "label": self.y[index], "index": index}
 
 
 def test_voxels_are_classified_and_reported_as_a_count_by_hand_gives(tmp_path) -> None:

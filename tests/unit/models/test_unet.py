@@ -31,12 +31,6 @@ def test_skips_carry_what_the_bottom_has_lost() -> None:
     assert (seen - 4).abs().max() < 8
 
 
-def test_gradients_reach_every_parameter() -> None:
-    net = models.unet3d(3, width=0.1, levels=2, checkpointing=True)
-    net(torch.randn(2, 1, 5, 6, 7)).square().sum().backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in net.parameters())
-
-
 @pytest.mark.parametrize("again", [False, True], ids=["plain", "checkpointing"])
 def test_stages_of_a_pipeline_hand_skips_on(again: bool) -> None:
     """Cut anywhere, two stages equal the whole network."""
@@ -45,6 +39,7 @@ def test_stages_of_a_pipeline_hand_skips_on(again: bool) -> None:
     x = torch.randn(2, 1, 6, 5, 7, dtype=torch.float64)
     net(x).square().sum().backward()
     expected = [p.grad for p in net.parameters()]
+    assert all(gradient.abs().sum() > 0 for gradient in expected)
     for cut in range(1, len(net)):
         net.zero_grad()
         stages = [

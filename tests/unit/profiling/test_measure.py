@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -13,33 +11,10 @@ from torch import Tensor, nn
 from sparsepipe import sparse
 from sparsepipe.errors import ProfileError
 from sparsepipe.models.vgg import sparse_vgg
-from sparsepipe.profiling import timing as clock
 from sparsepipe.profiling.measure import measure
 from sparsepipe.sparse import SparseTensor, sparse_collate
 
 CPU = torch.device("cpu")
-
-
-class Nap(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: object, x: Tensor, forward_s: float, backward_s: float) -> Tensor:
-        ctx.backward_s = backward_s  # type: ignore[attr-defined]
-        time.sleep(forward_s)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None, None]:
-        time.sleep(ctx.backward_s)  # type: ignore[attr-defined]
-        return gradient, None, None
-
-
-class Sleep(nn.Module):
-    def __init__(self, forward_s: float, backward_s: float) -> None:
-        super().__init__()
-        self.times = forward_s, backward_s
-
-    def forward(self, x: Tensor) -> Tensor:
-        return Nap.apply(x, *self.times)  # type: ignore[no-untyped-call]
 
 
 def sparse_batch(seed: int) -> SparseTensor:
@@ -48,54 +23,6 @@ def sparse_batch(seed: int) -> SparseTensor:
         torch.unique(torch.randint(0, 16, (200, 3), generator=generator), dim=0) for _ in range(2)
     ]
     return sparse_collate([(s, torch.ones(len(s), 1)) for s in sites], spatial_shape=(16,) * 3)
-
-
-def test_layers_run_on_the_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that only sleep moves, layers that take longer for a call and for each sample."""
-    now_s, sizes = 100.0, []
-
-    def sleep(seconds: float) -> None:
-        nonlocal now_s
-        now_s += seconds
-
-    class ByRow(Sleep):
-        def forward(self, x: Tensor) -> Tensor:
-            sizes.append(len(x))
-            return Nap.apply(x, *(0.5 + len(x) * s for s in self.times))  # type: ignore[no-untyped-call]
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now_s))
-    net = nn.Sequential(nn.Linear(4, 4), ByRow(2.0, 5.0))
-    batch = torch.randn(7, 4)
-    whole = measure(net, [batch], device=CPU, num_warmup=0, num_measured=1)
-    sizes.clear()
-    found = measure(
-        net, [batch], device=CPU, num_warmup=1, num_measured=1, cut=lambda b: b.tensor_split(3)
-    )
-    assert sizes[:6] == [3, 2, 2] * 2
-    assert whole.layers[1].forward_s == pytest.approx(0.5 + 7 * 2)
-    assert found.layers[1].forward_s == pytest.approx(3 * 0.5 + 7 * 2)
-    assert found.layers[1].backward_s == pytest.approx(3 * 0.5 + 7 * 5)
-    assert found.meta["step_s"] == pytest.approx(3 * (0.5 + 0.5) + 7 * (2 + 5))
-    for name in ("activation_bytes", "saved_bytes", "peak_bytes"):
-        assert getattr(found.layers[1], name) == getattr(whole.layers[1], name)
-
-
-def test_times_are_those_of_layers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that only sleep moves: no layer gets the time of another or of its other way."""
-    now_s = 100.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal now_s
-        now_s += seconds
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now_s))
-    net = nn.Sequential(nn.Linear(4, 4), Sleep(0.02, 0.05), nn.Linear(4, 4), Sleep(0.04, 0.01))
-    found = measure(net, [torch.randn(3, 4)], device=CPU, num_warmup=1, num_measured=3)
-    assert [layer.forward_s for layer in found.layers] == pytest.approx([0, 0.02, 0, 0.04])
-    assert [layer.backward_s for layer in found.layers] == pytest.approx([0, 0.05, 0, 0.01])
-    assert found.meta["step_s"] == pytest.approx(0.12)
 
 
 def test_sizes_of_a_dense_net_by_hand() -> None:

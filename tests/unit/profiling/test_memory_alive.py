@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from sparsepipe import sparse
 from sparsepipe.profiling.measure import measure
 from sparsepipe.profiling.memory import Alive, layer_peaks
+from tests.unit.profiling.test_measure import sparse_batch
 
 ROWS, WIDTH = 50, 64
 SIZE = 4 * ROWS * WIDTH
@@ -74,12 +75,10 @@ def test_layers_in_place_give_what_they_got() -> None:
 
 
 def test_a_sparse_convolution_needs_its_output_and_its_kernel_map() -> None:
-    generator = torch.Generator().manual_seed(0)
-    sites = torch.unique(torch.randint(0, 16, (300, 3), generator=generator), dim=0)
-    x = sparse.sparse_collate([(sites, torch.ones(len(sites), 1))], spatial_shape=(16,) * 3)
+    x = sparse_batch(0)
     net = nn.Sequential(sparse.Conv3d(1, 8, 3), sparse.Conv3d(8, 8, 3))
     first, second = layer_peaks(net, [x])[0]
-    out = 4 * 8 * len(sites)
-    table = 27 * 4 * len(sites)
+    out = 4 * 8 * len(x)
+    table = 27 * 4 * len(x)
     assert first >= out + table
     assert out <= second < first

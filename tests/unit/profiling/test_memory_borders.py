@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from sparsepipe import sparse
 from sparsepipe.models import sparse_vgg11_bn
 from sparsepipe.partition.costs.layers import chain_spans
 from sparsepipe.profiling import Profile
@@ -18,6 +17,7 @@ from sparsepipe.profiling.activations import fresh
 from sparsepipe.profiling.measure import measure
 from sparsepipe.profiling.memory import Alive, Kept, border_bytes, saved_bytes
 from sparsepipe.runtime.stage import StageLayers
+from tests.unit.profiling.test_measure import sparse_batch
 
 ROWS, WIDTH = 20, 16
 SIZE = 4 * ROWS * WIDTH
@@ -38,15 +38,6 @@ def test_dense_layers_by_hand() -> None:
     assert ends == [SIZE, 0, SIZE, 0]
 
 
-def batch() -> sparse.SparseTensor:
-    generator = torch.Generator().manual_seed(0)
-    shapes = [torch.randint(0, 16, (200, 3), generator=generator) for _ in range(2)]
-    sites = [torch.unique(shape, dim=0) for shape in shapes]
-    return sparse.sparse_collate(
-        [(s, torch.ones(len(s), 1)) for s in sites], spatial_shape=(16,) * 3
-    )
-
-
 @pytest.fixture(scope="module")
 def net() -> nn.Sequential:
     torch.manual_seed(0)
@@ -55,13 +46,13 @@ def net() -> nn.Sequential:
 
 @pytest.fixture(scope="module")
 def profile(net: nn.Sequential) -> Profile:
-    return measure(net, [batch()], device=torch.device("cpu"), num_warmup=0, num_measured=1)
+    return measure(net, [sparse_batch(0)], device=torch.device("cpu"), num_warmup=0, num_measured=1)
 
 
 def test_passes_from_each_layer_to_the_end_give_the_same_bytes(net: nn.Sequential) -> None:
     layers = list(net)
-    begins, _ = border_bytes(net, batch())
-    whole = saved_bytes(net, batch())
+    begins, _ = border_bytes(net, sparse_batch(0))
+    whole = saved_bytes(net, sparse_batch(0))
     for first in range(len(layers)):
         # What the rest keeps by itself, and what it received as far as it keeps that not yet.
         rest = Kept(layers[first:], arrived(before(net, first)), received=True)
@@ -76,7 +67,7 @@ def test_layers_run_only_a_few_times(net: nn.Sequential) -> None:
         ran += 1
 
     hooks = [layer.register_forward_hook(count) for layer in net]
-    border_bytes(net, batch())
+    border_bytes(net, sparse_batch(0))
     for hook in hooks:
         hook.remove()
     assert ran < 8 * len(net)  # to the end from each, a layer would run len(net) / 2 times
@@ -102,7 +93,7 @@ def test_a_stage_with_minibatches_in_flight(
 
 def before(net: nn.Sequential, first: int) -> Any:
     """What the stage receives."""
-    value: Any = batch()
+    value: Any = sparse_batch(0)
     with torch.no_grad():
         for layer in list(net)[:first]:
             value = layer(value)

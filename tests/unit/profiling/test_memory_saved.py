@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from sparsepipe import sparse
 from sparsepipe.profiling.memory import heaviest, saved_bytes
+from tests.unit.profiling.test_measure import sparse_batch
 
 ROWS, WIDTH = 64, 128
 SIZE = 4 * ROWS * WIDTH
@@ -94,7 +95,7 @@ def test_kernel_maps_count_once_for_the_layer_that_builds_them() -> None:
         sparse.Conv3d(32, 32, 3),
         sparse.MaxPool3d(2),
     )
-    x = sparse_batch()
+    x = sparse_batch(0)
     found = saved_bytes(net, x)
     before = integers_alive()
     held: dict[int, Tensor] = {}
@@ -115,9 +116,3 @@ def test_kernel_maps_count_once_for_the_layer_that_builds_them() -> None:
     assert found[2] > 0  # a wide kernel wants a plan of the same map
     assert found[4] == 0  # what it gets ReLU keeps, map and plan are there
     assert found[5] > 8 * len(output) * 4
-
-
-def sparse_batch() -> sparse.SparseTensor:
-    generator = torch.Generator().manual_seed(0)
-    sites = torch.unique(torch.randint(0, 16, (300, 3), generator=generator), dim=0)
-    return sparse.sparse_collate([(sites, torch.ones(len(sites), 1))], spatial_shape=(16,) * 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,13 +74,42 @@ def network(hand: Hand) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), *(Taking(hand, *times_s) for times_s in TIMES_S))
 
 
-def test_layers_and_steps_take_as_many_times_as_long(hand: Hand) -> None:
+@pytest.mark.parametrize("times", [1.0, SLOWDOWN])
+def test_layers_and_steps_take_as_many_times_as_long(hand: Hand, times: float) -> None:
+    """No layer gets the time of another or of its other way."""
+    slowed = nullcontext if times == 1.0 else hand.slowed
     net = network(hand)
-    found = measure(net, BATCHES, device=CPU, num_warmup=1, num_measured=3, slowed=hand.slowed)
+    found = measure(net, BATCHES, device=CPU, num_warmup=1, num_measured=3, slowed=slowed)
+    assert (found.layers[0].forward_s, found.layers[0].backward_s) == (0.0, 0.0)
     for layer, (forward_s, backward_s) in zip(found.layers[1:], TIMES_S, strict=True):
-        assert layer.forward_s == pytest.approx(SLOWDOWN * forward_s)
-        assert layer.backward_s == pytest.approx(SLOWDOWN * backward_s)
-    assert found.meta["step_s"] == pytest.approx(SLOWDOWN * sum(map(sum, TIMES_S)))
+        assert layer.forward_s == pytest.approx(times * forward_s)
+        assert layer.backward_s == pytest.approx(times * backward_s)
+    assert found.meta["step_s"] == pytest.approx(times * sum(map(sum, TIMES_S)))
+
+
+def test_layers_run_on_the_parts_of_a_batch(hand: Hand) -> None:
+    """Layers take longer for a call and for each sample."""
+    sizes: list[int] = []
+
+    class ByRow(Taking):
+        def forward(self, x: Tensor) -> Tensor:
+            sizes.append(len(x))
+            times_s = (0.5 + len(x) * s for s in self.times_s)
+            return _Taking.apply(x, self.hand, *times_s)  # type: ignore[no-untyped-call, no-any-return]
+
+    net, batch = nn.Sequential(nn.Linear(4, 4), ByRow(hand, 2.0, 5.0)), torch.randn(7, 4)
+    whole = measure(net, [batch], device=CPU, num_warmup=0, num_measured=1)
+    sizes.clear()
+    found = measure(
+        net, [batch], device=CPU, num_warmup=1, num_measured=1, cut=lambda b: b.tensor_split(3)
+    )
+    assert sizes[:6] == [3, 2, 2] * 2
+    assert whole.layers[1].forward_s == pytest.approx(0.5 + 7 * 2)
+    assert found.layers[1].forward_s == pytest.approx(3 * 0.5 + 7 * 2)
+    assert found.layers[1].backward_s == pytest.approx(3 * 0.5 + 7 * 5)
+    assert found.meta["step_s"] == pytest.approx(3 * (0.5 + 0.5) + 7 * (2 + 5))
+    for name in ("activation_bytes", "saved_bytes", "peak_bytes"):
+        assert getattr(found.layers[1], name) == getattr(whole.layers[1], name)
 
 
 def test_it_pauses_once_behind_each_pass(hand: Hand) -> None:

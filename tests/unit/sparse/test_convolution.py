@@ -12,13 +12,11 @@ from tests.support.sparse_references import (
     BACKEND,
     Case,
     cases,
+    compared,
     dense_kernel,
     relative_error,
     run,
-    run_dense,
 )
-
-TOLERANCE = 1e-5
 
 
 @pytest.fixture(params=["one block", "blocks"])
@@ -33,12 +31,9 @@ def block_bytes(request, monkeypatch):
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(case=cases())
 def test_matches_dense_convolution(case):
-    x, y, upstream, grad_feats, grad_kernel = run(case, torch.float32)
-    out, expected, expected_feats, expected_kernel = run_dense(case, x, y, upstream)
+    _, y, out, error = compared(case, torch.float32)
     assert y.spatial_shape == tuple(out.shape[2:])
-    assert relative_error(y.feats, expected) <= TOLERANCE
-    assert relative_error(grad_feats, expected_feats) <= TOLERANCE
-    assert relative_error(grad_kernel, expected_kernel) <= TOLERANCE
+    assert error <= 1e-5
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -48,30 +43,24 @@ def test_matches_dense_convolution(case):
 def test_every_window_in_one_block_and_in_several(size, stride, dilation, channels, block_bytes):
     spec = KernelSpec.of(size, stride=stride, dilation=dilation)
     case = Case((9, 7, 8), 3, 0.25, channels, 6, spec, seed=5)
-    x, y, upstream, grad_feats, grad_kernel = run(case, torch.float64)
+    x, _, _, error = compared(case, torch.float64)
+    assert error <= 1e-13
     if block_bytes == "blocks" and size in {2, 3} and channels > 1:
         kernel_map = x.cache.kernel_map(spec)
         rows = convolution._block_rows(kernel_map, case.kernel())
         assert len(kernel_map.gather_plan(rows)) > 1
-    _, expected, expected_feats, expected_kernel = run_dense(case, x, y, upstream)
-    assert relative_error(y.feats, expected) <= 1e-13
-    assert relative_error(grad_feats, expected_feats) <= 1e-13
-    assert relative_error(grad_kernel, expected_kernel) <= 1e-13
 
 
 @pytest.mark.parametrize("size", [3, 5, (3, 1, 1), (3, 2, 2), (3, 2, 1)])
 def test_a_stride_equal_to_an_odd_size_keeps_windows_centred(size):
     case = Case((8, 9, 7), 2, 0.3, 6, 5, KernelSpec.of(size, stride=size), seed=3)
-    x, y, upstream, grad_feats, grad_kernel = run(case, torch.float64)
-    out, expected, expected_feats, expected_kernel = run_dense(case, x, y, upstream)
+    x, _, out, error = compared(case, torch.float64)
+    assert error <= 1e-13
     if size in {3, 5}:
         plain = F.conv3d(
             x.dense(), dense_kernel(case.kernel(), case.spec), stride=size, padding=size // 2
         )
         assert torch.equal(out[..., : plain.shape[2], : plain.shape[3], : plain.shape[4]], plain)
-    assert relative_error(y.feats, expected) <= 1e-13
-    assert relative_error(grad_feats, expected_feats) <= 1e-13
-    assert relative_error(grad_kernel, expected_kernel) <= 1e-13
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -136,12 +125,7 @@ def test_two_runs_give_the_same_bits(channels):
 @pytest.mark.parametrize("channels", [1, 16])
 def test_half_precision_is_close(dtype, channels):
     case = Case((8, 8, 8), 2, 0.3, channels, 8, KernelSpec.of(3), seed=6)
-    x, y, upstream, grad_feats, grad_kernel = run(case, dtype)
-    _, expected, expected_feats, expected_kernel = run_dense(case, x, y, upstream)
-    assert y.feats.dtype == grad_feats.dtype == grad_kernel.dtype == dtype
-    assert relative_error(y.feats, expected) < 0.02
-    assert relative_error(grad_feats, expected_feats) < 0.02
-    assert relative_error(grad_kernel, expected_kernel) < 0.02
+    assert compared(case, dtype)[-1] < 0.02
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,8 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(_reason is not None, reason=s
 
 
 @pytest.fixture(autouse=True)
-def _full_float32():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+def _full_float32(full_float32):
     torchsparse.backends.allow_tf32 = False  # for its own layers
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
