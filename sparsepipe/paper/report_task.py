@@ -61,11 +61,7 @@ class ReportContents:
         where: str | None = None,
         scale: str | None = None,
     ) -> Self:
-        """Makes the contents from the arguments of ``task=report``; ``name``: that of the run.
-
-        Raises:
-            ConfigError: an exhibit is unknown, or ``where`` does not exist.
-        """
+        """Makes the contents from the arguments of ``task=report``; ``name``: that of the run."""
         names = list(exhibits or [name])
         if names == [ALL]:
             names = list(CHAPTERS)

@@ -75,10 +75,7 @@ def drawable(name: str) -> str:
 
 
 def _take_literally(figure: Figure) -> None:
-    """Makes matplotlib draw texts as they are: a ``$`` in a class name does not begin a formula.
-
-    Labels of logarithmic axes, which matplotlib makes, stay formulas.
-    """
+    """Makes a ``$`` in a text, such as a class name, not begin a formula, except on log axes."""
     made = set()
     for axis in (each for axes in figure.axes for each in (axes.xaxis, axes.yaxis)):
         labels = axis.get_ticklabels(which="both")  # which makes them
@@ -93,9 +90,6 @@ def save_png(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Draws ``figure`` and writes it to ``path`` as PNG, atomically.
 
     The file contains no date and no program version, so equal figures give identical files.
-
-    Raises:
-        DataError: the file cannot be written.
     """
     buffer = io.BytesIO()
     _take_literally(figure)

@@ -248,13 +248,9 @@ def csv_rows(chapter: FilledChapter) -> Iterator[dict[str, Any]]:
             ours, paper = cell.ours, cell.paper
             runs = () if ours is None else ours.runs
             places = [MeasuringPlace.of(run) for run in runs]
-            several = {
-                "kind": [place.kind for place in places],
-                "hardware": [place.hardware for place in places],
-                "versions": [place.versions for place in places],
-                "commit": [place.commit for place in places],
-                "runs": [str(run.get("run_id")) for run in runs],
-            }
+            names = ("kind", "hardware", "versions", "commit")
+            several = {name: [getattr(place, name) for place in places] for name in names}
+            several["runs"] = [str(run.get("run_id")) for run in runs]
             least, most = (None, None) if ours is None or ours.spread is None else ours.spread
             yield {
                 "exhibit": chapter.definition.name,

@@ -48,7 +48,10 @@ def beside_each_other(chapter: Chapter, block: Block) -> Figure | None:
     panels[0].set_yticks(range(len(rows)), rows)
     panels[0].set_ylim(len(rows) - 0.5, -0.5)
     panels[0].set_ylabel(", ".join(chapter.heads), fontsize=style.LABEL_PT, color=style.INK)
-    figure.suptitle(wrapped(block.title, 32 * len(columns)), fontsize=style.TICK_PT)
+    title = textwrap.fill(
+        block.title, 32 * len(columns), break_long_words=False, break_on_hyphens=False
+    )
+    figure.suptitle(title, fontsize=style.TICK_PT)
     looks = {"ours": _OURS}
     if any(column.printed for column in columns):
         looks = {"the paper's": _PAPER, **looks}
@@ -89,8 +92,3 @@ def _draw_column(axes: Axes, column: Column, block: Block) -> None:
         axes.set_xlim(left=0)
     style.from_zero(axes, "x")
     axes.set_xlabel(column.title, fontsize=style.LABEL_PT, color=style.INK)
-
-
-def wrapped(text: str, width: int) -> str:
-    """Breaks a title between words into lines of at most ``width`` characters, or one word."""
-    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)

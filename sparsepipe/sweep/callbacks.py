@@ -274,9 +274,7 @@ def _is_grid(config: DictConfig) -> bool:
 
 
 def _let_grids_end() -> None:
-    """Lets Optuna's sweeper end a grid whose last trial has failed, after which the sampler stops
-    the study: outside of Optuna's own loop, this raises an error.
-    """
+    """Lets a grid end whose last trial failed: outside of its loop, Optuna's stop is an error."""
     from optuna.samplers import GridSampler  # of an extra
 
     after_trial = GridSampler.after_trial
@@ -289,12 +287,8 @@ def _let_grids_end() -> None:
 
 
 def failures(records: Sequence[JobRecord], texts: Sequence[str], *, total: int) -> Iterator[str]:
-    """Yields the lines of a message about jobs that have not finished.
-
-    Args:
-        records: records of the sweep's jobs.
-        texts: the label of each of these jobs.
-        total: number of jobs of the sweep; those without a record have not been started.
+    """Yields the lines of a message about unfinished jobs. ``texts`` are the labels of the
+    ``records``; of the ``total`` number of jobs, those without a record have not been started.
     """
     yield f"{_counts([each.status for each in records], total=total, failed='of {} jobs failed')}:"
     for record, text in zip(records, texts, strict=True):
@@ -306,9 +300,7 @@ def failures(records: Sequence[JobRecord], texts: Sequence[str], *, total: int) 
 
 
 def _counts(statuses: Sequence[str], *, total: int, failed: str = "") -> str:
-    """Text with the numbers of failed, stopped and not started jobs. ``failed``: words after the
-    number of failed jobs, which then appears even if 0; {} in them stands for ``total``.
-    """
+    """Numbers of jobs by status; ``failed``: words after that of failed ones, even if it is 0."""
     counts = Counter(statuses)
     counts["not started"] += total - len(statuses)
     parts = [f"{counts[each]} {each}" for each in ("stopped", "not started") if counts[each]]

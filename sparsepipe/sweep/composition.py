@@ -43,14 +43,7 @@ class ComposedJob:
 def compose_job(
     loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[str], *, number: int
 ) -> ComposedJob:
-    """Composes a job, and keeps the error if its configuration is refused.
-
-    Args:
-        loader: Hydra's loader of the groups.
-        sweep: configuration of the whole sweep.
-        overrides: the job's overrides.
-        number: the job's number, from 0.
-    """
+    """Composes the job ``number`` (from 0) of a sweep; keeps the error if the job is refused."""
     whole = loader.load_sweep_config(sweep, list(overrides))
     with open_dict(whole):
         whole.hydra.job.id = str(number)
@@ -135,10 +128,6 @@ def refuse_unknown_keys(overrides: Sequence[str], loader: ConfigLoader) -> None:
 
     Hydra would compose all jobs first. This function composes the first job and, while a key is
     still unknown, jobs with other options of swept groups.
-
-    Args:
-        overrides: the command's overrides, as Hydra gets them.
-        loader: Hydra's loader of the groups.
     """
     setup_globals()
     first: ConfigError | None = None

@@ -71,10 +71,7 @@ class SweepState:
 
 class Lines:
     """Logs a line when a job begins or ends, and the progress of running jobs whenever nothing has
-    been logged for a while.
-
-    Args:
-        silence: tracks how long nothing has been logged.
+    been logged for a while, which ``silence`` tracks.
     """
 
     def __init__(self, silence: Silence = SILENCE) -> None:
@@ -174,10 +171,8 @@ def picture(state: SweepState, *, room: int, width: int = 80) -> Group:
 
 
 class SafeDisplay:
-    """Shows a sweep with a view; once this raises an exception, shows nothing more.
-
-    Args:
-        view: how to show the sweep; None: a live table in a terminal, log lines elsewhere.
+    """Shows a sweep with a view, by default a live table in a terminal and log lines elsewhere;
+    once the view raises an exception, shows nothing more.
     """
 
     def __init__(self, view: Lines | None = None) -> None:

@@ -94,9 +94,7 @@ def main() -> None:
     logs.configure()
     announce_hardware(given["hardware"])
     job = SweptJob(
-        number=given["number"],
-        overrides=tuple(given["overrides"]),
-        sweep=Path(given["sweep"]),
+        number=given["number"], overrides=tuple(given["overrides"]), sweep=Path(given["sweep"])
     )
     limit_s = given["wait_limit_s"]
     try:

@@ -68,10 +68,7 @@ def launch(
 
 
 def _run_jobs(
-    config: DictConfig,
-    composed: Sequence[ComposedJob],
-    settings: Settings,
-    context: HydraContext,
+    config: DictConfig, composed: Sequence[ComposedJob], settings: Settings, context: HydraContext
 ) -> dict[int, JobRecord]:
     # These import torch and Lightning, which --help and the like need not wait for.
     from sparsepipe.runtime.failures.rank_reports import Stopped

@@ -242,15 +242,12 @@ def write_started(job: SweptJob, run: Path, *, mark: str | None) -> None:
         log.warning("the sweep cannot follow this job's progress: %s", error)
 
 
-def started_run(job: SweptJob, *, mark: str | None = None) -> Path | None:
-    """A job's run directory; None until it is known. ``mark``: mark of the job's processes, which
-    the file must have; None: any mark.
-    """
+def started_run(job: SweptJob) -> Path | None:
+    """A job's run directory; None until it is known."""
     try:
-        values = read_mapping(job.started, run=reading.name)
+        return Path(read_mapping(job.started, run=reading.name)["run"])
     except DataError:
         return None
-    return Path(values["run"]) if mark in (None, values.get("mark")) else None
 
 
 def tail(path: Path, *, lines: int) -> list[str]:

@@ -14,14 +14,7 @@ from operator import methodcaller
 from sparsepipe.runs.signals import SIGNALS
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.sweep.display import JobRow, Lines, SafeDisplay, SweepState, print_run
-from sparsepipe.sweep.record import (
-    JobRecord,
-    SweptJob,
-    keep_record,
-    left_text,
-    refusal,
-    tail,
-)
+from sparsepipe.sweep.record import JobRecord, SweptJob, keep_record, left_text, refusal, tail
 from sparsepipe.sweep.running_job import ENDING_S, ReadyJob, RunningJob
 from sparsepipe.sweep.slots import Settings, Slots
 
@@ -135,9 +128,7 @@ class Runner:
             job.end(signum, by="stop", grace_s=0.0 if at_once else None)
 
     def _end_what_is_left(self, signals: Sequence[int]) -> None:
-        """Ends the remaining jobs after an error of the sweep itself: SIGTERM, then SIGKILL once a
-        job's grace period is over or another signal has been added to ``signals``.
-        """
+        """Ends jobs after an error of the sweep: SIGTERM, then SIGKILL after grace or a signal."""
         if not self._running:
             return
         jobs = "1 job" if len(self._running) == 1 else f"{len(self._running)} jobs"
@@ -208,7 +199,6 @@ def _signals_noted() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield found
         return
-
     before = {signum: signal.getsignal(signum) for signum in SIGNALS}
     for signum, handler in before.items():
         if handler is not signal.SIG_IGN:

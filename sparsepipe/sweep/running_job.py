@@ -81,11 +81,7 @@ class RunningJob:
             ready.spec,
             hardware=None if whole else whole_machine(ready.spec),
             cores=None if whole or not grant.binds else grant.cores,
-            environment={
-                **ready.env,
-                **variables,
-                **thread_variables(inherited, otherwise=chosen),
-            },
+            environment={**ready.env, **variables, **thread_variables(inherited, otherwise=chosen)},
             wait_limit_s=settings.wait_limit_s,
         )
         return cls(ready=ready, grant=grant, process=process, job_limit_s=settings.job_limit_s)

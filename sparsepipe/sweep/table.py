@@ -46,9 +46,7 @@ class _Figure:
 
 
 _RATES = ("train_shapes_per_s", "simulated_shapes_per_s", "samples_per_s", "minibatches_per_s")
-"""Keys of training speeds (measured, simulated, emulated); a row shows the first in its result.
-Emulated speeds are in minibatches if profiles lack the size of these.
-"""
+"""Keys of training speeds (measured, simulated, emulated); a row shows the first in its result."""
 _BEST, _RATIO = "best", "ratio_to_first"
 _MINIBATCHES = "epoch_minibatches"
 _UNVALIDATED = (
@@ -98,10 +96,6 @@ def sweep_rows(
     no job has, numbers of ranks or of an epoch's minibatches that all jobs share, and the kind if
     all figures are measured. A ratio is a job's speed over that of the first job with a speed of
     the same kind (measured, simulated or emulated).
-
-    Args:
-        jobs: the jobs in order.
-        objective: figure by which a row is marked as the best; None marks none.
     """
     names = list(dict.fromkeys(name for job in jobs for name in job.overrides))
     differing = [name for name in names if len({job.overrides.get(name) for job in jobs}) > 1]
@@ -158,18 +152,10 @@ def sweep_markdown(
     kept = {"val/accuracy", objective.key if objective else ""}
     keys = [key for key in rows[0] if key != "status"]
     head = [figures[key].heading if key in figures else key for key in keys]
+    form: dict[str, Callable[[Any], str]] = {key: each.text for key, each in figures.items()}
+    named = ({**row, "run": row["run"] or row["status"]} for row in rows)
     cells = [
-        [
-            row["status"]
-            if key == "run" and not row["run"]
-            else ""
-            if row[key] is None
-            else figures[key].text(row[key])
-            if key in figures
-            else str(row[key])
-            for key in keys
-        ]
-        for row in rows
+        ["" if row[key] is None else form.get(key, str)(row[key]) for key in keys] for row in named
     ]
     text = markdown_table(head, cells)
     if width is None or len(text.partition("\n")[0]) <= width:
@@ -200,12 +186,7 @@ def best_line(
     jobs: Sequence[SweepJob], texts: Sequence[str], objective: Objective | None
 ) -> str | None:
     """A line about the best job and its run. Without an objective, a line on why no job is marked
-    as the best, if jobs were tested. None otherwise.
-
-    Args:
-        jobs: the jobs in order.
-        texts: the label of each job.
-        objective: as for :func:`sweep_rows`.
+    as the best, if jobs were tested. None otherwise. ``texts``: the label of each job.
     """
     if objective is None:
         is_tested = len(jobs) > 1 and any("test/accuracy" in job.result for job in jobs)

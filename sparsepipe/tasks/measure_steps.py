@@ -173,18 +173,11 @@ class Limited(Alive):  # type: ignore[no-untyped-call]
 
 @dataclass(eq=False)
 class _Watched(pl.Callback):
-    """Records the bytes that the forward pass keeps for the backward pass, and the losses.
+    """Records the bytes that the forward pass keeps for the backward pass, and the losses."""
 
-    Attributes:
-        alive: returns the bytes of the tensors that are alive.
-        saved_bytes: these bytes in the first step, when no gradients exist yet.
-        grid: shape of the grid of ranks that share a sample; empty without one.
-        losses: this rank's loss of each step.
-    """
-
-    alive: Callable[[], int]
-    saved_bytes: int | None = None
-    grid: list[int] = field(default_factory=list)
+    alive: Callable[[], int]  # returns the bytes of the tensors that are alive
+    saved_bytes: int | None = None  # of the first step, when no gradients exist yet
+    grid: list[int] = field(default_factory=list)  # its shape; empty without one
     losses: list[float] = field(default_factory=list)
     _before: int = 0
 
@@ -246,7 +239,6 @@ class _StepEnds(pl.Callback):
 
 
 def _fit(run: ResolvedRun, callbacks: list[pl.Callback], *, steps: int) -> None:
-
     gc.collect()
     seed = int(run.spec.seed)
     seed_model(seed)

@@ -88,11 +88,6 @@ class ResolvedRun:
         """Resolves the run of a configuration that :meth:`Task.configured` has returned.
 
         If ``directory`` is given and contains a plan, the run uses that plan.
-
-        Raises:
-            ConfigError: settings of the task, the plan, the devices or the ranks are invalid.
-            PlanError: the plan's file is missing, invalid or for other devices.
-            HardwareError: the inventory has too few devices.
         """
         task, division, source = task_of(spec), division_of(spec), spec.checkpoint
         as_trained = getattr(task, "as_trained", False) and source is not None

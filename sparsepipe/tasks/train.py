@@ -206,8 +206,8 @@ class Train(Task):
 def _check_splits(
     run: ResolvedRun, trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool
 ) -> int:
-    """Returns the number of test shapes; refuses splits that ranks cannot share before training,
-    and to monitor a validation that does not exist.
+    """Makes loaders before training; returns the number of test shapes. Refuses a metric of a
+    validation that does not exist.
     """
     data.trainer = trainer  # from which users' own loaders may take the number of ranks
     validation = _validation(data)
@@ -273,9 +273,7 @@ def _fit(
 
 
 def _write_trace(run: ResolvedRun, found: Measured | None) -> None:
-    """Writes ``trace.json`` and ``timeline_measured.png``, and logs how long each kind of work took
-    on each rank, next to the times that the plan's search expected.
-    """
+    """Writes ``trace.json`` and a picture; logs the times of ranks next to the expected ones."""
     from sparsepipe.plots.pipeline import draw_measured, rank_name
 
     if process_group.rank() > 0:

@@ -54,9 +54,6 @@ def wandb_logger(
     A resumed run keeps its id. Under a sweep agent (``wandb agent``), id, project and entity are
     the agent's, and the group is the sweep's id. ``WANDB_RUN_GROUP`` takes precedence over any
     group. Offline, the logger only writes files and needs neither a login nor a network.
-
-    Raises:
-        ConfigError: the logger is online, but no login was found.
     """
     if not offline and not _has_login():
         raise ConfigError(
@@ -272,10 +269,7 @@ def _unset_variables() -> None:
 
 
 def _has_login() -> bool:
-    """Returns whether the environment, wandb's settings or the netrc file has its server's login.
-
-    ``wandb.login`` is not called, since it would contact the server or wait for input.
-    """
+    """Whether a login is found, without ``wandb.login``, which would contact the server or wait."""
     folder = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
     read = configparser.ConfigParser(interpolation=None)
     with suppress(configparser.Error, UnicodeDecodeError):

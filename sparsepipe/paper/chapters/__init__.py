@@ -44,19 +44,15 @@ class _Chapters(Mapping[str, Chapter]):
 
     def __getitem__(self, name: str) -> Chapter:
         point = _points()[name]
+        why = f"it is not a sparsepipe.report.chapter.Chapter with the name '{name}'"
         try:
             found = point.load()
         except (ImportError, AttributeError) as error:
-            raise ConfigError(
-                f"the report chapter '{name}' cannot be loaded from {point.value}: {error}",
-                remedy="install what it imports, or mend or uninstall the package that provides it",
-            ) from error
+            found, why = None, str(error)
         if not isinstance(found, Chapter) or found.name != name:
             raise ConfigError(
-                f"the entry point '{name}' of {GROUP} is {point.value}, which is not a Chapter "
-                f"with the name '{name}'",
-                remedy="make it a sparsepipe.report.chapter.Chapter with "
-                f"name='{name}', the experiment whose runs fill it",
+                f"the report chapter '{name}' cannot be loaded from {point.value}: {why}",
+                remedy="install what it imports, or mend or uninstall the package that provides it",
             )
         return found
 

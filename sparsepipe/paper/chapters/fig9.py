@@ -24,10 +24,7 @@ STRATEGIES: Mapping[str, str] = {
 """Names of strategies by option of ``parallel``, in the order of the figure."""
 GPUS = (5, 6, 7, 8)
 _OF_CELLS = ("task", "hardware", "parallel", "task.link_bytes_per_s", "task.network")
-
 _PARALLEL = {"MP": "paper_mp", "HETE-MP": "hete_mp"}
-
-
 PRINTED: Mapping[tuple[int, str], Printed] = {
     (int(row["num_gpus"]), _PARALLEL[row["strategy"]]): Printed(
         text=row["speedup_over_dp"],

@@ -166,10 +166,7 @@ def _comparable(block: Block, source: str | None) -> Block:
 
 OF_MEMORY = frozenset({"over_budget", "out_of_memory", "killed_for_memory"})
 """Values of ``limited_by`` where memory ended the search."""
-OTHERS = {
-    "most": "task.most allows no larger one",
-    "data": "the data have no more shapes",
-}
+OTHERS = {"most": "task.most allows no larger one", "data": "the data have no more shapes"}
 """Reasons why a search ended, by other values of ``limited_by``."""
 
 

@@ -117,8 +117,6 @@ def largest_that_fits(
     it ended. Even if fitting is not monotonic, ``largest`` fits and ``refused`` does not. They
     differ by at most the share ``precision`` of ``largest``, or by 1.
     """
-    assert most >= 1
-    assert start >= 1
     low, high = 0, None
     size = min(start, most)
     while high is None and low < most:
