@@ -1,12 +1,16 @@
 """What several picture tests need."""
 
 import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
 from sparsepipe.plots import style
+from sparsepipe.plots.shares import LayerShares, accumulated_shares_figure
 
 
 def pixels(figure: Figure) -> np.ndarray:
@@ -14,6 +18,20 @@ def pixels(figure: Figure) -> np.ndarray:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=style.DPI)
     return np.asarray(Image.open(buffer).convert("RGB")).astype(int)
+
+
+def shares_picture(files: dict[str, Path], place: Path, *, cuts: Sequence[int]) -> bytes:
+    """The picture of the shares of layers in profiles, by device, and of cuts."""
+    costs = {}
+    for name, file in files.items():
+        layers = json.loads(file.read_text())["layers"]
+        costs[name] = LayerShares(
+            compute_s=[layer["forward_s"] + layer["backward_s"] for layer in layers],
+            activation_bytes=[layer["activation_bytes"] for layer in layers],
+            parameter_bytes=[layer["parameter_bytes"] for layer in layers],
+        )
+    style.save_png(accumulated_shares_figure(costs, cuts=cuts), place / "expected.png")
+    return (place / "expected.png").read_bytes()
 
 
 def has_colour(image: np.ndarray, colour: str, *, tolerance: int = 12) -> int:

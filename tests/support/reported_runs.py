@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +85,8 @@ def made_by(*overrides: str, **figures: Any) -> dict[str, Any]:
     }
 
 
-def jobs_of(words: list[str]) -> set[frozenset[str]]:
-    """Overrides of each job that a command of a sweep makes."""
+def batch_of(*words: str) -> list[list[str]]:
+    """Overrides of each job that a command of a sweep makes, in order."""
     asked = [word for word in words if word != "-m"]
     with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
         experiment = [word for word in asked if word.startswith("experiment=")]
@@ -89,4 +94,28 @@ def jobs_of(words: list[str]) -> set[frozenset[str]]:
     params = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
     parsed = OverridesParser.create().parse_overrides([*params, *compose.admit(asked)])
     (batch,) = BasicSweeper.split_arguments(parsed, None)
-    return {frozenset(word.lstrip("+") for word in job) for job in batch}
+    return batch
+
+
+def jobs_of(words: list[str]) -> set[frozenset[str]]:
+    return {frozenset(word.lstrip("+") for word in job) for job in batch_of(*words)}
+
+
+def leave_curves(
+    path: Path, result: Mapping[str, Any], accuracies: Sequence[float], *, done: bool = True
+) -> None:
+    """A training as the scripts of studies read it, with its validation accuracy by epoch."""
+    write_json(path / "result.json", dict(result))
+    with (path / "metrics.csv").open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["epoch", "step", "time/epoch_s", "train/loss", "val/accuracy"])
+        writer.writerows([n, n, 10, 3 - n, each] for n, each in enumerate(accuracies))
+    if done:
+        (path / "DONE.json").write_text("{}")
+
+
+def drawn(outputs: Path, script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What a study's script makes of the runs in ``outputs``."""
+    words = [sys.executable, str(script), *arguments]
+    env = {**os.environ, "SPARSEPIPE_OUTPUTS": str(outputs)}
+    return subprocess.run(words, capture_output=True, text=True, check=False, env=env)

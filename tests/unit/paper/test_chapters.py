@@ -78,9 +78,6 @@ def test_speedups_of_fig9_are_over_dp_on_as_many_gpus() -> None:
     derived = cell(block, "speedup", "8", "HETE-MP").paper
     assert derived is not None
     assert (derived.text, derived.derived) == ("2.63", "not printed: 1.98 times MP, printed")
-
-
-def test_the_time_of_dp_may_come_from_another_job() -> None:
     block = fig9(simulated("hete_mp", 5, 0.4, dp_minibatch_s=0.8))[AT_125]
     assert value(block, "speedup", "5", "HETE-MP") == pytest.approx(2)
     assert cell(block, "minibatch", "5", "DP").missing
@@ -220,8 +217,5 @@ def test_fig7_shares_are_of_the_layers_so_far() -> None:
     assert [row[0] for row in block.rows] == [
         f"0 to {paper['last_layer']}" for paper in printed("fig7")
     ]
-
-
-def test_other_networks_are_not_fig7() -> None:
     (block,) = FIG7.blocks([run("profile", "fig7", layers_compute_s=[1.0] * 9)])
     assert all(each.missing for each in block.cells)

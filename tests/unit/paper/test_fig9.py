@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
@@ -23,15 +21,12 @@ from sparsepipe.paper.report_sweep import SweepReport
 from sparsepipe.tasks.emulate import as_emulated
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, composed
+from tests.support.reported_runs import batch_of
 from tests.support.sweep_cases import leave_record
 
 FIG9 = "experiment=fig9"
-TASKS = [
-    "paper/fig9_simulated_50",
-    "paper/fig9_simulated_100",
-    "paper/fig9_simulated_125",
-    "paper/fig9_emulated",
-]
+TASKS = [f"paper/fig9_{kind}" for kind in
+         ("simulated_50", "simulated_100", "simulated_125", "emulated")]  # fmt: skip
 HARDWARE = [f"paper_{gpus}gpu" for gpus in GPUS]
 
 
@@ -42,11 +37,7 @@ def with_hydra(*overrides: str) -> DictConfig:
 
 def swept(*overrides: str) -> list[list[str]]:
     """The jobs that Hydra's sweeper makes of a command."""
-    params = with_hydra(FIG9).hydra.sweeper.params
-    given = [f"{key}={value}" for key, value in params.items()] + [FIG9, *overrides]
-    parsed = OverridesParser.create().parse_overrides(given)
-    (jobs,) = BasicSweeper.split_arguments(parsed, None)
-    return [[item for item in job if item != FIG9] for job in jobs]
+    return [[item for item in job if item != FIG9] for job in batch_of(FIG9, *overrides)]
 
 
 def test_the_sweep_is_the_figure() -> None:
@@ -58,6 +49,7 @@ def test_the_sweep_is_the_figure() -> None:
     fewer = swept("task=paper/fig9_simulated_125", "parallel=dp,hete_mp")
     assert len(fewer) == 2 * len(HARDWARE)
     assert {job[0] for job in fewer} == {"task=paper/fig9_simulated_125"}
+    assert with_hydra(FIG9).hydra.launcher._target_.endswith("SparsePipeLauncher")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -121,8 +113,8 @@ def test_a_sweep_in_part_ends_with_its_figure(tmp_path: Path) -> None:
     ]
     ours = {(row["strategy"], row["quantity"]): row["ours"] for row in rows}
     for name, result in zip(("MP, the paper's split", "HETE-MP"), told.values(), strict=True):
-        for column, key in SPEEDUPS.items():
-            assert float(ours[name, column]) == pytest.approx(result[key])
+        for column, over in (("speedup", "dp"), ("speedup_without_overlap", "dp_without_overlap")):
+            assert float(ours[name, column]) == pytest.approx(result[f"speedup_over_{over}"])
     assert ours["MP, the paper's split", "plan"] == "1-2-1-1 at 14, 24, 34"
     pace = [result["minibatches_per_s"] for result in told.values()]
     split = float(ours["MP, the paper's split", "over_hete_mp"])
@@ -133,17 +125,6 @@ def test_a_sweep_in_part_ends_with_its_figure(tmp_path: Path) -> None:
     (picture,) = made.glob("*.png")
     with Image.open(picture) as image:
         image.verify()
-
-
-SPEEDUPS = {
-    "speedup": "speedup_over_dp",
-    "speedup_without_overlap": "speedup_over_dp_without_overlap",
-}
-"""Columns of the report by what a simulation tells by itself."""
-
-
-def test_its_jobs_run_beside_each_other() -> None:
-    assert with_hydra(FIG9).hydra.launcher._target_.endswith("SparsePipeLauncher")
 
 
 @pytest.mark.full  # three processes of their own

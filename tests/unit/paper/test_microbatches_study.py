@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sparsepipe.utils.files import write_json
 from tests.support.command_line import composed
-from tests.support.reported_runs import jobs_of
+from tests.support.reported_runs import drawn, jobs_of, leave_curves
 from tests.support.resolved import resolved
 
 NAME = "experiment=microbatches"
@@ -49,20 +44,13 @@ def test_ways_in_parts_differ_in_devices_and_schedule_alone(
 
 
 def finished(outputs: Path, name: str, seed: int, accuracy: float, **told: Any) -> None:
-    path = outputs / "microbatches" / name
-    path.mkdir(parents=True)
-    told = {key.replace("__", "."): value for key, value in told.items()}
-    write_json(path / "result.json", {"seed": seed, "test/accuracy": accuracy, **told})
-    with (path / "metrics.csv").open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["epoch", "step", "time/epoch_s", "train/loss", "val/accuracy"])
-        writer.writerows([epoch, epoch, 10, 3 - epoch, accuracy] for epoch in range(2))
-    (path / "DONE.json").write_text("{}")
+    told = {"seed": seed, "test/accuracy": accuracy, **told}
+    leave_curves(outputs / "microbatches" / name, told, 2 * [accuracy])
 
 
 def test_pipelines_are_compared_with_accumulation_of_the_same_seed(tmp_path: Path) -> None:
     """And runs that are none of the study's are left out."""
-    cut = {"parallel__strategy__microbatches": 4}
+    cut = {"parallel.strategy.microbatches": 4}
     for seed in (0, 1):
         finished(tmp_path, f"whole{seed}", seed, 0.5, strategy="single")
         finished(tmp_path, f"one{seed}", seed, 0.6, strategy="sync_1f1b", plan_config="1", **cut)
@@ -72,14 +60,7 @@ def test_pipelines_are_compared_with_accumulation_of_the_same_seed(tmp_path: Pat
     finished(tmp_path, "found", 0, 0.1, strategy="gpipe hete_mp", plan_config="1-1", **cut)
     finished(tmp_path, "apart", 0, 0.1, strategy="dp")
     script = Path(shutil.copy(SCRIPT, tmp_path))  # it writes beside itself
-    drawn = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "SPARSEPIPE_OUTPUTS": str(tmp_path)},
-    )
-    lines = [" ".join(line.split()) for line in drawn.stdout.splitlines()]
+    lines = [" ".join(line.split()) for line in drawn(tmp_path, script).stdout.splitlines()]
     same = "the same as one device, 4 microbatches, to the last bit of 1 final metrics"
     unlike = "unlike one device, 4 microbatches: test/accuracy 0.7 (0.6)"
     assert lines == [

@@ -48,16 +48,13 @@ def test_stages_take_the_gpus_as_the_table_lists_them(gpus: int) -> None:
     plan = Plan.from_json(shipped(gpus).read_text())
     assert plan.config == SPLITS[gpus]
     assert plan.num_layers == 52
+    if gpus == 8:  # the first stage ends where the paper says
+        assert (plan.stages[0].layers, plan.stages[0].replicas) == ((0, 23), 4)
     found = models(plan)
     assert found == ["TITAN V"] + (gpus - 5) * ["TITAN Xp"] + 4 * ["RTX 2080 Ti"]
     ours = paper_problem(gpus, "sparsepipe_mp", 60e6)
     searched = as_plan(ours, explain(ours, mp(ours, device=MP_DEVICE)))
     assert models(searched) == found, "our own search does the same"
-
-
-def test_the_first_stage_on_eight_gpus_ends_where_the_paper_says() -> None:
-    first = Plan.from_json(shipped(8).read_text()).stages[0]
-    assert (first.layers, first.replicas) == ((0, 23), 4)
 
 
 @pytest.mark.parametrize("gpus", SPLITS)

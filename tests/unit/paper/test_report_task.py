@@ -116,14 +116,15 @@ def test_a_tracker_has_the_table_of_a_report(report: Report, tmp_path: Path) -> 
     assert sum(cell["status"] == "missing" for cell in cells) == 94
 
 
-def test_rows_of_another_scale_are_left_out(report: Report, tmp_path: Path) -> None:
-    outputs = tmp_path / "outputs"
+def test_rows_elsewhere_of_another_scale_are_left_out(report: Report, tmp_path: Path) -> None:
+    outputs = tmp_path / "recorded"
+    where = f"task.where={outputs}"
     leave_training(outputs, "a", test=0.80, scale="desk")
     leave_training(outputs, "b", test=0.60, scale="smoke")
-    text = (report("name=table2", "task.scale=desk").path / "report.md").read_text()
+    text = (report("name=table2", where, "task.scale=desk").path / "report.md").read_text()
     assert "80.00" in text
     assert "60.00" not in text
-    both = (report("name=table2").path / "report.md").read_text()
+    both = (report("name=table2", where).path / "report.md").read_text()
     assert both.index("### Scale desk") < both.index("### Scale smoke")
 
 
@@ -138,9 +139,6 @@ def test_runs_that_cannot_be_read_are_not_missing(report: Report, tmp_path: Path
     (tmp_path / "outputs/table2/a/result.json").write_text("{")
     with pytest.raises(DataError, match="broken"):
         report("name=table2")
-
-
-def test_a_file_that_is_no_ledger(report: Report, tmp_path: Path) -> None:
     (tmp_path / "ledger.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="not a valid ledger"):
         report("name=table2", f"task.where={tmp_path / 'ledger.csv'}")
@@ -161,12 +159,6 @@ def test_several_of_another_name(report: Report, tmp_path: Path) -> None:
     assert "sparsepipe -m experiment=fig8 name=mine" in told
     others = report("experiment=fig8", "task.exhibits=[table2,fig9]")
     assert "60.00" in (others.path / "report.md").read_text(), "the name of none of them is given"
-
-
-def test_runs_elsewhere(report: Report, tmp_path: Path) -> None:
-    leave_training(tmp_path / "recorded", "a")
-    done = report("name=table2", f"task.where={tmp_path / 'recorded'}")
-    assert "80.00" in (done.path / "report.md").read_text()
 
 
 def test_what_the_paper_does_not_have_is_refused(report: Report, tmp_path: Path) -> None:

@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
 
 import pytest
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from sparsepipe.config import compose
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError
 from sparsepipe.paper.printed import printed
 from tests.support.command_line import composed
+from tests.support.reported_runs import batch_of
 
 TABLE_2 = {
-    (
-        int(row["resolution"]),
-        int(row["num_gpus"]),
-        row["network"],
-        float(row["point_ratio_p"]),
-        int(row["batch_size"]),
-    )
+    (int(row["resolution"]), int(row["num_gpus"]), row["network"], float(row["point_ratio_p"]),
+     int(row["batch_size"]))
     for row in printed("table2")
-}
+}  # fmt: skip
 """As the paper prints them."""
 
 
 def jobs(experiment: str, *arguments: str) -> list[list[str]]:
-    """Overrides of each job of a sweep, as Hydra's sweeper makes them."""
-    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
-        config = hydra_compose("config", [f"experiment={experiment}"], return_hydra_config=True)
-    params = [f"{key}={value}" for key, value in config.hydra.sweeper.params.items()]
-    words = [*params, *compose.admit([f"experiment={experiment}", *arguments])]
-    overrides = OverridesParser.create().parse_overrides(words)
-    (batch,) = BasicSweeper.split_arguments(overrides, None)
-    return batch
+    return batch_of(f"experiment={experiment}", *arguments)
 
 
 def config_of(overrides: list[str]) -> RunSpec:
@@ -45,14 +32,9 @@ def config_of(overrides: list[str]) -> RunSpec:
 
 
 def cell(config: RunSpec) -> tuple[int, int, str, float, int]:
-    data = config.data.arguments
-    return (
-        data["resolution"],
-        config.parallel.devices,
-        data["representation"],
-        data["point_ratio"],
-        data["batch_size"],
-    )
+    data, devices = config.data.arguments, config.parallel.devices
+    grid, network = data["resolution"], data["representation"]
+    return grid, devices, network, data["point_ratio"], data["batch_size"]
 
 
 @pytest.mark.full
@@ -84,9 +66,7 @@ def test_table_2_trains_what_the_paper_prints_and_nothing_else(monkeypatch) -> N
 def test_fig_8_goes_over_four_resolutions_of_both_networks() -> None:
     configs = [config_of(job) for job in jobs("fig8", "scale=desk")]
     assert sorted((c.data.get("resolution"), c.representation) for c in configs) == [
-        (resolution, network)
-        for resolution in (32, 50, 100, 200)
-        for network in ("dense", "sparse")
+        *itertools.product((32, 50, 100, 200), ("dense", "sparse"))
     ]
     assert {c.task.locate().name for c in configs} == {"train_if_fits"}
     assert {c.task.get("budget_bytes") for c in configs} == {2.75e9}
@@ -183,7 +163,7 @@ def test_a_scale_narrows_what_fig_9_sweeps() -> None:
 def test_a_scale_narrows_what_the_study_of_depth_sweeps() -> None:
     smoke, whole = (jobs("pipeline_depth", *scale) for scale in (["scale=smoke"], []))
     assert len(whole) == 5 * 3 * 2
-    assert sorted(_swept(job) for job in smoke) == [
+    assert sorted(sorted(word for word in job if "experiment=" not in word) for job in smoke) == [
         ["++paper.partition=straight", "paper/depth=emulated_4", "paper/schedule=serial"],
         ["++paper.partition=straight", "paper/depth=emulated_4", "paper/schedule=sync_1f1b"],
     ]
@@ -191,16 +171,8 @@ def test_a_scale_narrows_what_the_study_of_depth_sweeps() -> None:
     assert len(wider) == 2 * 2
 
 
-def _swept(job: list[str]) -> list[str]:
-    return sorted(word for word in job if not word.startswith("experiment="))
-
-
 def test_a_scale_of_such_an_experiment_is_refused_where_nothing_stands_for_it() -> None:
-    with pytest.raises(ConfigError, match="table3 computes with recorded"):
-        compose.resolve(_unadmitted("experiment=table3", "scale=smoke"))
-
-
-def _unadmitted(*overrides: str) -> Any:
-    """As a sweep over scales makes it."""
     with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
-        return hydra_compose("config", list(overrides))
+        swept = hydra_compose("config", ["experiment=table3", "scale=smoke"])  # not admitted
+    with pytest.raises(ConfigError, match="table3 computes with recorded"):
+        compose.resolve(swept)

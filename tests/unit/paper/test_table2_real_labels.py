@@ -6,39 +6,22 @@ import csv
 from pathlib import Path
 
 import pytest
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from sparsepipe.config import compose
 from sparsepipe.launch.job import run_job
 from sparsepipe.runs.ledger import gather
 from tests.support.command_line import composed
-from tests.support.reported_runs import leave, made_by
+from tests.support.reported_runs import batch_of, leave, made_by
 
 SWEEP = ("experiment=table2", "scale=desk", "data.resolution=32", "data=modelnet40_points")
 SPARSE = ("32³", "1", "sparse", "1")
 
 
-def jobs_of_the_sweep() -> list[list[str]]:
-    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
-        config = hydra_compose("config", [SWEEP[0]], return_hydra_config=True)
-    params = [f"{key}={value}" for key, value in config.hydra.sweeper.params.items()]
-    words = [*params, *compose.admit([*SWEEP, "data.root=there"])]
-    (batch,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(words), None)
-    return batch
-
-
 def test_its_half_at_32_trains_on_all_1024_points_of_each_shape_or_a_share_of_them() -> None:
     found = set()
-    for job in jobs_of_the_sweep():
+    for job in batch_of(*SWEEP, "data.root=there"):
         config = composed(*job)
         data, devices = config.data.arguments, config.parallel.devices
-        assert data["source"] == {
-            "_target_": "sparsepipe.data.sources.NpzBundle",
-            "_partial_": True,
-        }
+        assert data["source"]["_target_"] == "sparsepipe.data.sources.NpzBundle"
         assert (data["root"], data["resolution"], data["span"]) == ("there", 32, "extent")
         assert data["num_points"] is None
         assert data["augment"]["enabled"] is False

@@ -46,9 +46,6 @@ def test_only_what_was_logged_is_drawn():
     assert lines(only_loss)
     assert not lines(empty)
     assert [text.get_text() for text in empty.texts] == ["not logged"]
-
-
-def test_a_run_of_only_a_test_shows_its_level():
     _, accuracy = learning_curves_figure([{"epoch": 0, "test/accuracy": 0.9}], tested="best").axes
     assert "test, best weights: 90.0 %" in lines(accuracy)
 

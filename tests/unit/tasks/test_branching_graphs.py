@@ -7,18 +7,12 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.errors import PlanError, ProfileError
-from sparsepipe.launch.job import run_job
 from sparsepipe.plots import style
 from sparsepipe.plots.shares import LayerShares, accumulated_shares_figure
-from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
-from tests.support.command_line import composed
+from tests.support.simulated_cases import run
 
 PAPER = ("task=partition", "hardware=paper_8gpu", "task.bandwidth_bytes_per_s=60e6")
-
-
-def run(outputs: Path, *overrides: str) -> RunDir:
-    return run_job(composed(f"paths.outputs={outputs}", *overrides))
 
 
 GRAPH = """\
@@ -55,17 +49,7 @@ def test_a_branching_graph(tmp_path: Path, search: str) -> None:
     assert plan.num_layers == 3
     assert plan.details["states"] is True
     assert sorted(held) == ["a -- Conv2d(3, 8)", "b -- Conv2d(8, 8)", "c -- Add"]
-    assert (done.path / "shares.png").read_bytes() == without_cuts(tmp_path).read_bytes()
-    told = (done.path / "plan.txt").read_text()
-    assert "| states" in told
-    assert "hold these nodes\nstage 0: a" in told
-    with pytest.raises(PlanError, match="divides a branching graph"):
-        run(tmp_path, "parallel=pipeline", f"parallel.plan.file={done.plan}")
-
-
-def without_cuts(directory: Path) -> Path:
-    """The shares of the graph's nodes on the paper's GPUs; a plan's cuts are states."""
-    costs = {
+    costs = {  # a plan's cuts are states, which are not drawn
         name: LayerShares(
             compute_s=[place + 3 + 4, place + 3 + 6, 2],
             activation_bytes=[100, 100, 100],
@@ -73,8 +57,13 @@ def without_cuts(directory: Path) -> Path:
         )
         for place, name in enumerate(("TITAN V", "TITAN Xp", "RTX 2080 Ti"))
     }
-    style.save_png(accumulated_shares_figure(costs), directory / "expected.png")
-    return directory / "expected.png"
+    style.save_png(accumulated_shares_figure(costs), tmp_path / "expected.png")
+    assert (done.path / "shares.png").read_bytes() == (tmp_path / "expected.png").read_bytes()
+    told = (done.path / "plan.txt").read_text()
+    assert "| states" in told
+    assert "hold these nodes\nstage 0: a" in told
+    with pytest.raises(PlanError, match="divides a branching graph"):
+        run(tmp_path, "parallel=pipeline", f"parallel.plan.file={done.plan}")
 
 
 @pytest.mark.parametrize(

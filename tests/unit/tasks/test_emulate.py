@@ -48,16 +48,11 @@ def test_both_spellings_are_the_same_run(tmp_path: Path) -> None:
     ("given", "expected"),
     [
         (("task.time_scale=5", "task.link_bytes_per_s=3e6"), (5, "auto", 3e6)),
-        (
-            (
-                *("hardware.time_scale=10", "hardware.network=loopback"),
-                "hardware.link_bytes_per_s=3e6",
-            ),
-            (10, "loopback", 3e6),
-        ),
+        (("hardware.time_scale=10", "hardware.network=loopback", "hardware.link_bytes_per_s=3e6"),
+         (10, "loopback", 3e6)),
         ((), (1, "auto", 20e6)),
     ],
-)
+)  # fmt: skip
 def test_task_and_hardware_say_the_same(
     tmp_path: Path, given: tuple[str, ...], expected: tuple[float, str, float]
 ) -> None:
@@ -77,23 +72,14 @@ def test_task_and_hardware_say_the_same(
     ("overrides", "said", "remedy"),
     [
         (["hardware.emulate=false"], r"hardware\.emulate=False, but task=emulate", "task=train"),
-        (
-            ["hardware.time_scale=5", "task.time_scale=1"],
-            r"hardware\.time_scale=5, but task=emulate sets it to 1",
-            "leave hardware.time_scale out",
-        ),
-        (
-            ["task.time_scale=0"],
-            r"time_scale' must be greater than or equal to 0\.001",
-            "leave it out",
-        ),
-        (
-            ["task.minibatches=60", "trainer.limit_train_batches=8"],
-            r"minibatches=60 and trainer\.limit_train_batches=8 are set",
-            "task.minibatches",
-        ),
+        (["hardware.time_scale=5", "task.time_scale=1"],
+         r"hardware\.time_scale=5, but task=emulate sets it to 1", "leave hardware.time_scale out"),
+        (["task.time_scale=0"], r"time_scale' must be greater than or equal to 0\.001",
+         "leave it out"),
+        (["task.minibatches=60", "trainer.limit_train_batches=8"],
+         r"minibatches=60 and trainer\.limit_train_batches=8 are set", "task.minibatches"),
     ],
-)
+)  # fmt: skip
 def test_contradictions_are_refused(overrides: list[str], said: str, remedy: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         asked("experiment=tiny", EMULATE, *overrides)

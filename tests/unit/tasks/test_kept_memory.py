@@ -60,6 +60,14 @@ def profiled(layers: nn.Sequential, x: Tensor) -> Profile:
     )
 
 
+def told_of(
+    plan: Plan, found: Profile, schedule: str, parts: int = PARTS, **details: Any
+) -> list[float]:
+    names = {device: found for stage in plan.stages for device in stage.devices}
+    model = MemoryModel(stash=False, gradients=0.0)
+    return kept_bytes(replace(plan, details=details), names, model, Synchronous(schedule, parts))
+
+
 def saved_by(stage: nn.Sequential, parts: Sequence[Tensor]) -> tuple[int, list[Tensor]]:
     """Bytes of the storages that microbatches keep, beside parameters; and what they give."""
     own = {p.untyped_storage().data_ptr() for p in stage.parameters()}
@@ -81,11 +89,7 @@ def test_it_is_what_torch_saves_of_the_microbatches_in_flight(
 ) -> None:
     layers, x = network(), torch.rand(BATCH, 1, 28, 28)
     plan = Plan.of(config="1-1", cuts=(CUT,), num_layers=len(layers))
-    profile = profiled(layers, x)
-    names = {device: profile for stage in plan.stages for device in stage.devices}
-    told = kept_bytes(
-        plan, names, MemoryModel(stash=False, gradients=0.0), Synchronous(schedule, PARTS)
-    )
+    told = told_of(plan, profiled(layers, x), schedule)
     parts: list[Tensor] = [part.clone() for part in x.chunk(PARTS)]
     for stage, (first, end) in enumerate([(0, CUT), (CUT, len(layers))]):
         own = nn.Sequential(*list(layers)[first:end])
@@ -136,16 +140,8 @@ def test_recomputed_spans_keep_their_inputs_and_the_inside_of_one(
     spans = ([range(CUT)], [range(2), range(2, 8)])
     bounds = [[0, CUT - 1], [CUT, CUT + 1], [CUT + 2, CUT + 7]]
     plan = Plan.of(config="1-1", cuts=(CUT,), num_layers=len(layers))
-    names = {device: profiled(layers, x) for stage in plan.stages for device in stage.devices}
-    told, plain = (
-        kept_bytes(
-            replace(plan, details=details),
-            names,
-            MemoryModel(stash=False, gradients=0.0),
-            Synchronous(schedule, PARTS),
-        )
-        for details in ({"recomputed": bounds}, {})
-    )
+    found = profiled(layers, x)
+    told, plain = told_of(plan, found, schedule, recomputed=bounds), told_of(plan, found, schedule)
     parts: list[Tensor] = [part.clone() for part in x.chunk(PARTS)]
     for stage, (first, end) in enumerate([(0, CUT), (CUT, len(layers))]):
         own = nn.Sequential(*list(layers)[first:end])
@@ -162,10 +158,7 @@ def test_no_reader_has_the_most_and_the_largest_microbatches() -> None:
     """Of four, three readers have one each of their whole batch, but for the first: two halves."""
     layers, x = network(), torch.rand(3 * BATCH, 1, 28, 28)
     plan = Plan.of(config="3-1", cuts=(CUT,), num_layers=len(layers))
-    names = dict.fromkeys(
-        (device for stage in plan.stages for device in stage.devices), profiled(layers, x[:BATCH])
-    )
-    told = kept_bytes(plan, names, MemoryModel(stash=False, gradients=0.0), Synchronous("gpipe", 4))
+    told = told_of(plan, profiled(layers, x[:BATCH]), "gpipe", 4)
     first, half = nn.Sequential(*list(layers)[:CUT]), BATCH // 2
     weights = 4 * sum(p.nbytes for p in first.parameters())
     saved, _ = saved_by(first, [x[:half].clone(), x[half:BATCH].clone()])
@@ -181,12 +174,7 @@ def test_several_readers_have_larger_microbatches() -> None:
     """Two devices of the first stage read a batch each, and cut both into T together."""
     layers, x = network(), torch.rand(2 * BATCH, 1, 28, 28)
     plan = Plan.of(config="2-1", cuts=(CUT,), num_layers=len(layers))
-    names = dict.fromkeys(
-        (device for stage in plan.stages for device in stage.devices), profiled(layers, x[:BATCH])
-    )
-    told = kept_bytes(
-        plan, names, MemoryModel(stash=False, gradients=0.0), Synchronous("gpipe", PARTS)
-    )
+    told = told_of(plan, profiled(layers, x[:BATCH]), "gpipe")
     parts = [part.clone() for part in x.chunk(PARTS)]
     first, second = (nn.Sequential(*list(layers)[a:b]) for a, b in [(0, CUT), (CUT, len(layers))])
     # Beside weights and momentum replicas have two buffers for the sums of their gradients.

@@ -16,11 +16,8 @@ def test_what_has_more_alive_than_it_may_is_ended_at_once() -> None:
         with pytest.raises(OverBudget):
             torch.zeros(8)
     assert len(held) == 3
-
-
-def test_what_is_freed_is_no_part_of_it() -> None:
     with Limited(100):
-        for _ in range(10):
+        for _ in range(10):  # what is freed is no part of it
             torch.zeros(16)
 
 
@@ -33,8 +30,5 @@ def test_nothing_fits_where_the_first_size_does_not() -> None:
 def test_a_size_takes_the_place_of_the_data_s_own() -> None:
     spec = composed("data=volumes", "model=cnn3d")
     assert with_size(spec, (4, 5, 6)).data.get("source")["sizes"] == [4, 5, 6]
-
-
-def test_data_without_a_size_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"data\.source\.sizes"):
         with_size(composed("data=shapes"), (4, 5, 6))

@@ -10,7 +10,6 @@ import pytest
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
-from sparsepipe.launch.job import run_job
 from sparsepipe.launch.prepare import resolve_run
 from sparsepipe.paper.plans import PAPER as PRINTED
 from sparsepipe.paper.plans import PaperRow, hete_mp_s, paper_inventory
@@ -19,20 +18,17 @@ from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search.algorithms import best_cuts
 from sparsepipe.planning.device_profiles import load_profiles
-from sparsepipe.plots import style
-from sparsepipe.plots.shares import LayerShares, accumulated_shares_figure
-from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import composed
+from tests.support.picture_checks import shares_picture
 from tests.support.planned_cases import MODEL
 from tests.support.recompute_cases import saved
+from tests.support.simulated_cases import run
 
 PAPER = ("task=partition", "hardware=paper_8gpu", "task.bandwidth_bytes_per_s=60e6")
-
-
-def run(outputs: Path, *overrides: str) -> RunDir:
-    return run_job(composed(f"paths.outputs={outputs}", *overrides))
+PROFILES = ", ".join(f"{name}: profiles/paper/{name.lower().replace(' ', '_')}.json"
+                     for name in ("TITAN V", "TITAN Xp", "RTX 2080 Ti"))  # fmt: skip
 
 
 def test_the_papers_eight_gpus(tmp_path: Path) -> None:
@@ -62,17 +58,10 @@ def test_the_papers_eight_gpus(tmp_path: Path) -> None:
 def test_the_plan_is_drawn_over_every_device(tmp_path: Path) -> None:
     """The paper's Fig. 7 of all three kinds, with the cut: the picture of the shipped files."""
     done = run(tmp_path, *PAPER)
-    devices = {}
-    for name in ("TITAN V", "TITAN Xp", "RTX 2080 Ti"):
-        file = Path("sparsepipe/assets/profiles/paper") / f"{name.lower().replace(' ', '_')}.json"
-        layers = json.loads(file.read_text())["layers"]
-        devices[name] = LayerShares(
-            compute_s=[layer["forward_s"] + layer["backward_s"] for layer in layers],
-            activation_bytes=[layer["activation_bytes"] for layer in layers],
-            parameter_bytes=[layer["parameter_bytes"] for layer in layers],
-        )
-    style.save_png(accumulated_shares_figure(devices, cuts=[24]), tmp_path / "expected.png")
-    assert (done.path / "shares.png").read_bytes() == (tmp_path / "expected.png").read_bytes()
+    place = Path("sparsepipe/assets/profiles/paper")
+    names = ("TITAN V", "TITAN Xp", "RTX 2080 Ti")
+    files = {name: place / f"{name.lower().replace(' ', '_')}.json" for name in names}
+    assert (done.path / "shares.png").read_bytes() == shares_picture(files, tmp_path, cuts=[24])
 
 
 def test_mp_takes_the_fastest_device_for_all(
@@ -92,22 +81,10 @@ def test_mp_takes_the_fastest_device_for_all(
     ("overrides", "error", "message"),
     [
         (("hardware=local", "hardware.accelerator=cpu"), ProfileError, "no profile of"),
-        (
-            (
-                *PAPER,
-                "model=sparse_vgg11_bn",
-                "++task.profiles={TITAN V: profiles/paper/titan_v.json, "
-                "TITAN Xp: profiles/paper/titan_xp.json, "
-                "RTX 2080 Ti: profiles/paper/rtx_2080_ti.json}",
-            ),
-            ProfileError,
-            "another model: sparse_vgg16_bn, not sparse_vgg11_bn",
-        ),
-        (
-            (*PAPER, "++task.profiles={TITAN: profiles/paper/titan_v.json}"),
-            ProfileError,
-            "given for TITAN, but",
-        ),
+        ((*PAPER, "model=sparse_vgg11_bn", f"++task.profiles={{{PROFILES}}}"), ProfileError,
+         "another model: sparse_vgg16_bn, not sparse_vgg11_bn"),
+        ((*PAPER, "++task.profiles={TITAN: profiles/paper/titan_v.json}"), ProfileError,
+         "given for TITAN, but"),
         ((*PAPER, "parallel=hete_mp"), ConfigError, "task=partition runs as one process"),
         ((*PAPER, "task.order=by_price"), ConfigError, "by_price"),
         ((*PAPER, "task.search=exact", "task.order=by_speed"), ConfigError, "not use order"),
@@ -117,7 +94,7 @@ def test_mp_takes_the_fastest_device_for_all(
         ((*PAPER, "task.reserved_bytes=12e9"), PlanError, "no plan fits"),
         ((*PAPER, "++task.profiles={TITAN V: nowhere.json}"), ProfileError, "nowhere.json"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_done_is_refused(
     tmp_path: Path, overrides: tuple[str, ...], error: type[Exception], message: str
 ) -> None:

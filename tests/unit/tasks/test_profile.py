@@ -18,8 +18,6 @@ from typing_extensions import override
 
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, SparsePipeError
 from sparsepipe.launch.job import run_job
-from sparsepipe.plots import style
-from sparsepipe.plots.shares import LayerShares, accumulated_shares_figure
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
@@ -28,6 +26,7 @@ from sparsepipe.utils.host import usable_cores
 from sparsepipe.utils.process import give_freed_memory_back
 from tests.support.command_line import composed
 from tests.support.freed_blocks import kept_mib, needs_glibcs_own
+from tests.support.picture_checks import shares_picture
 
 pytestmark = pytest.mark.usefixtures("workplace")
 PROFILE = ("experiment=tiny", "task=profile", "task.num_warmup=1", "task.num_measured=4")
@@ -96,17 +95,8 @@ def test_the_picture_marks_the_cuts_of_a_plan_amid_all_devices(tmp_path: Path) -
     hosts = f"[{{name: here, devices: [{known}, {{name: core, count: 1, accelerator: cpu}}]}}]"
     beside = (*PROFILE, "hardware=cores", f"hardware.value.hosts={hosts}", "task.device=core")
     done = run(*beside, f"task.plan={plan}")
-    second = Profile.load(done.path / "profile.json")
-    costs = {
-        name: LayerShares(
-            compute_s=[layer.compute_s for layer in profile.layers],
-            activation_bytes=[layer.activation_bytes for layer in profile.layers],
-            parameter_bytes=[layer.parameter_bytes for layer in profile.layers],
-        )
-        for name, profile in (("measured", Profile.load(first)), ("core", second))
-    }
-    style.save_png(accumulated_shares_figure(costs, cuts=[2]), tmp_path / "expected.png")
-    assert (done.path / "shares.png").read_bytes() == (tmp_path / "expected.png").read_bytes()
+    files = {"measured": first, "core": done.path / "profile.json"}
+    assert (done.path / "shares.png").read_bytes() == shares_picture(files, tmp_path, cuts=[2])
     plan.write_text(Plan.of(config="1-1", cuts=[3], num_layers=layers).to_json())
     assert run(*beside, f"task.plan={plan}").path != done.path, "another plan is another picture"
 
@@ -163,19 +153,6 @@ def test_a_named_device_is_measured_as_it_is_used(in_sweep: bool) -> None:
     assert (found.meta["num_classes"], found.meta["batch_size"]) == (2, 4)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ((), "several kinds of devices: full-speed, half-speed"),
-        (("task.device=quick",), "no device named quick"),
-    ],
-)
-def test_which_device_must_be_known(settings: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        run(*PROFILE, "hardware=two_speeds", *settings)
-    assert "full-speed" in caught.value.remedy
-
-
 def test_profiles_of_other_networks_and_workloads(caplog: pytest.LogCaptureFixture) -> None:
     measured = run(*PROFILE, "hardware=cores").path / "profile.json"
     given = ("experiment=tiny", "hardware=cores", "task=partition",
@@ -201,24 +178,25 @@ def test_profiles_of_other_networks_and_workloads(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("override", "error", "message"),
+    ("override", "error", "message", "remedy"),
     [
-        (("task.num_measured=0",), ProfileError, r"measured passes \(0\)"),
-        (("trainer.precision=bf16-mixed",), ConfigError, "float32 only"),
+        (("hardware=two_speeds",), ConfigError, "of devices: full-speed, half-speed", "full-speed"),
+        (("hardware=two_speeds", "task.device=quick"), ConfigError, "named quick", "full-speed"),
+        (("task.num_measured=0",), ProfileError, r"measured passes \(0\)", ""),
+        (("trainer.precision=bf16-mixed",), ConfigError, "float32 only", "32-true"),
         pytest.param(
-            ("hardware=paper_8gpu",),
-            HardwareError,
-            "torch finds none",
+            ("hardware=paper_8gpu",), HardwareError, "torch finds none", "hardware=local",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
         ),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_measured_is_refused(
-    override: tuple[str, ...], error: type[SparsePipeError], message: str
+    override: tuple[str, ...], error: type[SparsePipeError], message: str, remedy: str
 ) -> None:
     with pytest.raises(error, match=message) as caught:
         run(*PROFILE, *override)
     assert caught.value.remedy
+    assert remedy in caught.value.remedy
 
 
 LOADED = 7
@@ -268,12 +246,8 @@ def test_it_is_as_long_as_lightning_trains(settings: dict[str, Any]) -> None:
     )
     trainer.fit(BoringModel(), DataLoader(RandomDataset(32, LOADED)))
     assert counting.batches > 0
-    full = (
-        composed("trainer=default")
-        .replace({f"trainer.{key}": value for key, value in settings.items()})
-        .trainer
-    )
-    assert batches_of_training(full, LOADED) == counting.batches
+    full = composed("trainer=default").replace({f"trainer.{k}": v for k, v in settings.items()})
+    assert batches_of_training(full.trainer, LOADED) == counting.batches
 
 
 @pytest.mark.parametrize("epochs", [None, -1])

@@ -18,15 +18,8 @@ EPOCHS = [
 
 
 def place(epoch: int, batches: int, steps: int) -> Resume:
-    return Resume(
-        path=Path("last.ckpt"),
-        epoch=epoch,
-        batches=batches,
-        steps=steps,
-        randomness=[],
-        loaders=[],
-        metrics={},
-    )
+    at = {"epoch": epoch, "batches": batches, "steps": steps}
+    return Resume(path=Path("last.ckpt"), **at, randomness=[], loaders=[], metrics={})
 
 
 def steps(history: History) -> list[int]:
