@@ -128,12 +128,9 @@ def view(points_N3: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[n
         the unit of the points. Vertical lines stay vertical.
     """
     azimuth, elevation = math.radians(_AZIMUTH_DEG), math.radians(_ELEVATION_DEG)
+    level = math.cos(elevation)
     towards_viewer = np.array(
-        [
-            math.cos(elevation) * math.cos(azimuth),
-            math.cos(elevation) * math.sin(azimuth),
-            math.sin(elevation),
-        ]
+        [level * math.cos(azimuth), level * math.sin(azimuth), math.sin(elevation)]
     )
     to_the_right = np.array([-math.sin(azimuth), math.cos(azimuth), 0.0])
     up = np.cross(towards_viewer, to_the_right)

@@ -25,7 +25,7 @@ from sparsepipe.report.measurements import (
     unlike_notes,
     words,
 )
-from sparsepipe.report.tables import of_training, overrides_beside, tables_of
+from sparsepipe.report.tables import Key, of_training, overrides_beside, tables_of
 from sparsepipe.runs.ledger_table import Row
 
 Size = tuple[int, ...]
@@ -71,21 +71,14 @@ def tables_of_steps(
         task: name of the task whose runs count.
         of_scale: by scale, an override that the scale implies; titles omit it.
     """
-    implied = of_scale or {}
-    tables = tables_of(
-        [row for row in rows if row["task_name"] == task],
-        lambda row: {
-            "scale": str(row.get("study.cell.scale")),
-            # Measuring steps involves no test.
-            "overrides": overrides_beside(
-                row,
-                (
-                    *(*of_cells, "data.source.test_samples"),
-                    implied.get(str(row.get("study.cell.scale")), ""),
-                ),
-            ),
-        },
-    )
+
+    def key_of(row: Row) -> Key:
+        scale = str(row.get("study.cell.scale"))
+        # Measuring steps involves no test.
+        left_out = (*of_cells, "data.source.test_samples", (of_scale or {}).get(scale, ""))
+        return {"scale": scale, "overrides": overrides_beside(row, left_out)}
+
+    tables = tables_of([row for row in rows if row["task_name"] == task], key_of)
     return [
         ("; ".join((f"scale {key['scale']}", *key["overrides"])), key["scale"], runs)
         for key, runs in tables

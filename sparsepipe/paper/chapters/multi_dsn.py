@@ -171,14 +171,9 @@ def _memory(rows: Sequence[Row]) -> list[Block]:
             for size in sizes_of(table) or [()]:
                 domains = f"1 + {max(workers, 2) - 1}"
                 label = (domains, size_text(size) or "any", str(workers))
-                peak, saved, base = (
-                    mean_of(those, values_at(size, key), scale=1e-6)
-                    for those, key in (
-                        (runs, "peak_bytes"),
-                        (runs, "saved_bytes"),
-                        (two, "peak_bytes"),
-                    )
-                )
+                peak = mean_of(runs, values_at(size, "peak_bytes"), scale=1e-6)
+                saved = mean_of(runs, values_at(size, "saved_bytes"), scale=1e-6)
+                base = mean_of(two, values_at(size, "peak_bytes"), scale=1e-6)
                 over_two = ratio_of(peak, base)
                 cells.append(Cell(row=label, column=MEMORY, ours=peak))
                 cells.append(Cell(row=label, column=_OVER_TWO, ours=over_two, expected=False))

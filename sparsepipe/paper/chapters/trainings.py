@@ -300,12 +300,8 @@ def _table2_block(rows: Sequence[Row]) -> Block:
             searches[place], of_memory, of_one_seed="sizes that any has tried count"
         )
         notes += [f"largest batch, {label}: {note}" for note in kept]
-    return Block(
-        cells=tuple(
-            cell for place in _PAPER_TABLE2 for cell in _table2_cells(place, trainings, searches)
-        ),
-        notes=tuple(notes),
-    )
+    cells = (each for place in _PAPER_TABLE2 for each in _table2_cells(place, trainings, searches))
+    return Block(cells=tuple(cells), notes=tuple(notes))
 
 
 def _label(place: Place) -> tuple[str, ...]:
