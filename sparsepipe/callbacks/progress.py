@@ -98,11 +98,7 @@ def batch_size_of(batch: Any) -> int:
 
 
 class ShapesProgressBar(RichProgressBar):
-    """Lightning's Rich progress bar, with samples per second besides the logged metrics.
-
-    Args:
-        throughput: callback that measures samples per second.
-    """
+    """Lightning's Rich progress bar, with samples per second besides the logged metrics."""
 
     def __init__(self, throughput: Throughput) -> None:
         super().__init__()

@@ -75,11 +75,7 @@ class Resume:
 
     @classmethod
     def read(cls, path: Path, content: Mapping[str, Any]) -> Resume:
-        """Reads the place from the ``content`` of the checkpoint file ``path``.
-
-        Raises:
-            CheckpointError: the checkpoint was not written by the training of a run.
-        """
+        """Reads the place from the ``content`` of the checkpoint file ``path`` of a training."""
         remedy = "remove the file to start the run anew"
         with reading.explained(path, "checkpoint of a run", error=CheckpointError, remedy=remedy):
             callbacks = reading.mapping(content.get("callbacks"), "callbacks")

@@ -35,10 +35,6 @@ class WriteShards(BasePredictionWriter):
         path: the file, on a disk that all ranks share; an existing one is replaced.
         samples: number of samples of the data set.
         key: name of the shard to write if ``predict_step`` returns a mapping of several.
-
-    Raises:
-        ConfigError: predictions are not in shards; there are several loaders, fewer samples than
-            ``samples``, no shard or several; or a batch lacks its samples' positions.
     """
 
     def __init__(self, path: Path | str, *, samples: int, key: str = "prediction") -> None:

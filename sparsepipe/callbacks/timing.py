@@ -88,8 +88,7 @@ class BusyTimes(pl.Callback):
         Empty if no pipeline or too few steps ran, or if ranks are on several hosts.
         """
         own = (os.uname().nodename, list(self._steps)) if self._worker is not None else None
-        everyone: list[tuple[str, list[Step]] | None] = process_group.gather_objects(own)
-        watched = [each for each in everyone if each is not None]
+        watched: list[Any] = process_group.gather_objects(own)
         if len(watched) < process_group.world_size() or len({name for name, _ in watched}) > 1:
             return {}
         steps = [each for _, each in watched]

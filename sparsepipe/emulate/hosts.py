@@ -36,7 +36,6 @@ def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator
 
     Raises:
         NotPermitted: this process may not make namespaces.
-        HardwareError: the namespaces cannot be made, or the link cannot be emulated.
     """
     owner = machine.owner_of(os.getpid())
     assert owner is not None, "this process lives"

@@ -94,9 +94,6 @@ class Layout:
 def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float) -> Layout:
     """Names and addresses of an inventory's hosts in the emulated cluster number ``block`` (from 0)
     of this machine, and limits of their links, which are ``time_scale`` times slower.
-
-    Raises:
-        HardwareError: the link is unknown or too slow to be emulated, or there are too many hosts.
     """
     hosts = [host.name for host in inventory.hosts]
     if len(hosts) > _MOST_HOSTS:

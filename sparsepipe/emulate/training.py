@@ -28,9 +28,6 @@ class ReplayModule(pl.LightningModule):
             compute such updates is part of ``update_s``.
         updates: whether updates take the profile's ``update_s``, if it has one.
         rows: rows of a minibatch that is cut into microbatches; None: it is not cut.
-
-    Raises:
-        ProfileError: no layer has parameters.
     """
 
     def __init__(
@@ -53,9 +50,8 @@ class ReplayModule(pl.LightningModule):
         self._pace = pace
         self._computing_since_s: float | None = None
         self._updates = updates and profile.update_s is not None
-        self.layers = nn.Sequential(
-            *(ReplayLayer(layer, pace, rows=rows) for layer in profile.layers)
-        )
+        layers = (ReplayLayer(layer, pace, rows=rows) for layer in profile.layers)
+        self.layers = nn.Sequential(*layers)
 
     @override
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:

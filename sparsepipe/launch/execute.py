@@ -38,7 +38,6 @@ def execute(run: ResolvedRun) -> None:
     Raises:
         Stopped: a signal ended the run; errors that the signal has caused are not reported.
         SparsePipeError: the task failed, possibly while it wrote the checkpoint after a signal.
-        HardwareError: memory ran out.
     """
     quiet()
     limit_threads()

@@ -190,9 +190,7 @@ def _run_as_rank(run: ResolvedRun) -> RunDir:
 
 
 def _decide(run: ResolvedRun, held: ExitStack) -> tuple[Path, bool] | SparsePipeError:
-    """Returns the opened directory, locked while ``held`` is open, and whether the run is finished;
-    or the error, for all ranks to raise.
-    """
+    """Returns the directory, locked while ``held`` is open, and whether it is done; or an error."""
     directory = run.directory
     try:
         held.enter_context(locked(directory))
@@ -224,11 +222,11 @@ def _finished(run: ResolvedRun, *, anew_since_s: float | None = None) -> bool:
     directory = run.directory
     if not directory.done.exists():
         return False
-    if run.spec.force:
-        if anew_since_s is None:
-            return False
-        if read_mapping(directory.done, time=reading.amount)["time"] < anew_since_s:
-            return False
+    if run.spec.force and (
+        anew_since_s is None
+        or read_mapping(directory.done, time=reading.amount)["time"] < anew_since_s
+    ):
+        return False
     log.info(
         "finished before, nothing to do: the results are in %s; force=true starts anew",
         directory.path,
@@ -252,9 +250,6 @@ def hosts_emulated(run: ResolvedRun) -> Iterator[None]:
     Makes none without emulation, with ``hardware.network=loopback``, or if all ranks are on one
     host. With ``network=auto``, if this process may not make hosts, a warning is logged, and all
     ranks stay on this machine's network. Leftovers of killed emulations are removed first.
-
-    Raises:
-        HardwareError: the hosts cannot be made.
     """
     emulation, names = run.spec.emulation, [place.host for place in run.places]
     used = tuple(host for host in run.inventory.hosts if host.name in names)

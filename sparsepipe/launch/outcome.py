@@ -49,9 +49,7 @@ def log_outcome(run: ResolvedRun) -> None:
 def log_report(
     loggers: Mapping[str, Target], directory: Path, *, run_id: str, settings: Mapping[str, Any]
 ) -> None:
-    """Logs the pictures and tables in the directory of a sweep's report as a separate run, if
-    ``logger=wandb`` is chosen.
-    """
+    """Logs pictures and tables of a sweep's report as a separate run if ``logger=wandb`` is set."""
     for target in filter(_is_tracker, loggers.values()):
         logger = target.build_with(run_id=run_id, run_dir=directory, job_type="report")
         try:
@@ -87,10 +85,8 @@ def _media(directory: RunDir) -> Iterator[tuple[str, Any]]:
     if directory.plan.exists() and not directory.plan_figures.exists():  # made by no search
         stages = enumerate(Plan.load(directory.plan).stages)
         rows = [(number, *stage.layers, ", ".join(stage.devices)) for number, stage in stages]
-        yield (
-            "tables/plan",
-            table(pd.DataFrame(rows, columns=["stage", "first", "last", "devices"])),
-        )
+        frame = pd.DataFrame(rows, columns=["stage", "first", "last", "devices"])
+        yield "tables/plan", table(frame)
 
 
 def _confusion(path: Path) -> Any:

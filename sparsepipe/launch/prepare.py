@@ -29,8 +29,7 @@ from sparsepipe.tracking.loggers import refuse_missing
 
 
 def resolve_run(spec: RunSpec) -> ResolvedRun:
-    """Resolves a configuration to its task, hardware, ranks and devices; :func:`prepare` finds the
-    directory.
+    """Resolves a configuration to its task, hardware, ranks and devices, without its directory.
 
     With ``hardware.emulate=true``, the configuration of the run differs from the user's: its task
     becomes ``TrainEmulated`` (:func:`sparsepipe.tasks.emulate.as_emulated`).

@@ -97,10 +97,7 @@ class RecomputedSpan:
 
     @contextmanager
     def _recording(self, kept: Sequence[Tensor], drawn: dict[Any, Any]) -> Iterator[None]:
-        """Context of the first run; stores in ``drawn`` the earlier states of generators that drew.
-
-        ``kept``: tensors of the input. A ConfigError if a second run would compute something else.
-        """
+        """Context of the first run; stores in ``drawn`` the old states of generators that drew."""
         versions = [tensor._version for tensor in kept]
         buffers = [
             (module, name, tensor, tensor._version)
@@ -137,10 +134,7 @@ class RecomputedSpan:
 
 
 def _taken_apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
-    """The distinct tensors of a span's input, and a function that rebuilds the input from them.
-
-    A sparse tensor counts as its features. The function keeps only coordinates alive, no tensors.
-    """
+    """A span's distinct input tensors, and a function, holding none, that rebuilds the input."""
     flat, tree = pytree.tree_flatten(value, is_leaf=lambda node: isinstance(node, SparseTensor))
     places: dict[int, int] = {}
     tensors: list[Tensor] = []
@@ -156,9 +150,8 @@ def _taken_apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]],
             tensors.append(tensor)
         grid, level = None, None
         if isinstance(leaf, SparseTensor):
-            grid = {"spatial_shape": leaf.spatial_shape, "batch_size": leaf.batch_size}
-            grid["stride"] = leaf.stride
-            cache = leaf.cache
+            names, cache = ("spatial_shape", "batch_size", "stride"), leaf.cache
+            grid = {name: getattr(leaf, name) for name in names}
             made = _SharedCoordinates(cache.coords_N4, weakref.ref(cache), cache.bare())
             level = _levels.setdefault(cache, made)
         parts.append((grid, place, level))

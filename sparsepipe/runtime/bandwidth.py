@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations, count
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -271,14 +271,13 @@ def time_reductions(
     of 4 bytes, at least 4.
     """
     found: list[ReductionTime] = []
-    hows: tuple[How, ...] = ("all_reduce", "replicas")
     for ranks in groups:
         mine = dist.get_rank() in ranks
         what = f"timing sums over ranks {', '.join(map(str, ranks))}"
         with benchmark.turn(what):
             timeout_s = benchmark.budget.timeout_s
             made = new_group(list(ranks), backend=dist.get_backend(), timeout_s=timeout_s)
-        for how in hows:
+        for how in get_args(How):
             for size_bytes in sizes_bytes:
                 length = max(1, size_bytes // 4)
                 with benchmark.turn(what):

@@ -206,15 +206,11 @@ def _refuse(input: Any, *, name: str, norm: _BatchNorm, mode: NormMode) -> Any:
 
 @dataclass(slots=True, eq=False)
 class _Gathering:
-    """Replaces the forward of a norm whose running statistics are updated later.
-
-    Attributes:
-        seen: moments of each input since the minibatch began.
-    """
+    """Replaces the forward of a norm whose running statistics are updated later."""
 
     norm: _BatchNorm
     mode: NormMode
-    seen: list[Moments] = field(default_factory=list)
+    seen: list[Moments] = field(default_factory=list)  # of each input since the minibatch began
 
     def __call__(self, input: Any) -> Any:
         norm = self.norm

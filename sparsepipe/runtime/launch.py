@@ -106,10 +106,7 @@ def _run_ranks(
     *,
     grace_s: float,
 ) -> dict[int, int]:
-    """Runs the ranks; returns exit codes by rank, in the order in which the ranks ended.
-
-    After a failure or a signal, the rest get a signal; ranks that must be killed are left out.
-    """
+    """Returns exit codes by rank, in the order of their ends, without ranks that must be killed."""
     found: dict[int, int] = {}
     processes: list[subprocess.Popen[bytes]] = []
     deadline_s, asked, failed = math.inf, False, False

@@ -44,10 +44,6 @@ def split(batch: Any, parts: int) -> list[BatchPart]:
     batch index, which counts from 0 in each part; lists and tuples without tensors, such as names,
     if they have an entry for each sample. Numbers, text, None and tensors without dimensions go
     into every part. A single part is the batch itself, counted as one sample if that is unknown.
-
-    Raises:
-        ConfigError: with several parts, if tensors differ in their numbers of samples, none has
-            samples, or the batch holds a value that cannot be cut.
     """
     assert parts > 0
     if parts == 1:
@@ -95,11 +91,7 @@ def num_samples(batch: Any) -> int:
 def _cut(
     leaf: Any, *, first: int, last: int, samples: int, sites: dict[int, tuple[Tensor, Tensor]]
 ) -> Any:
-    """The samples of a batch's leaf from number ``first`` up to, but not including, ``last``.
-
-    ``sites``: this part's row indices and coordinates, by the id of the batch's coordinates, so
-    that sparse tensors on the same sites still share them.
-    """
+    """Samples ``first`` to ``last`` - 1; ``sites``: rows and coordinates that sparse ones share."""
     if isinstance(leaf, SparseTensor):
         if id(leaf.coords) not in sites:
             batch_N = leaf.coords[:, 0]

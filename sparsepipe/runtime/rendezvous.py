@@ -23,12 +23,7 @@ from sparsepipe.runtime.collectives.meeting_point import LOOPBACK, keep_store
 
 
 class FixedRendezvous(RendezvousHandler):
-    """Rendezvous of numbered agents, set up by ``torchrun``'s options; agent 0 keeps the store.
-
-    Raises:
-        ConfigError: the number of agents is not fixed, or one of several agents has no endpoint or
-            no number.
-    """
+    """Rendezvous of numbered agents, set up by ``torchrun``'s options; agent 0 keeps the store."""
 
     use_agent_store = True
 

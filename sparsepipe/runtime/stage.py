@@ -70,10 +70,9 @@ class Flight:
         """
         assert self.roots is not None, "the graph is gone"
         roots, self.roots = self.roots, None
-        given = [None] * len(roots) if gradients is None else list(gradients)
-        pairs = list(zip(roots, given, strict=True))
+        pairs: list[tuple[Tensor, Tensor | None]] = [(root, None) for root in roots]
         if gradients is not None:
-            pairs = [(root, gradient) for root, gradient in pairs if gradient is not None]
+            pairs = [pair for pair in zip(roots, gradients, strict=True) if pair[1] is not None]
         if pairs:
             tensors, values = zip(*pairs, strict=True)
             self.call(leaves, lambda: torch.autograd.backward(tensors, values))
@@ -193,9 +192,8 @@ class StageLayers:
         """Calls a function while the module's parameters are ``leaves``."""
         if not leaves:
             return function()
-        return functional_call(
-            self._caller, {f"module.{name}": leaf for name, leaf in leaves.items()}, (function,)
-        )
+        named = {f"module.{name}": leaf for name, leaf in leaves.items()}
+        return functional_call(self._caller, named, (function,))
 
     def _run_layers(self, value: Any, *, minibatch: int | None) -> Any:
         keyed = self._randomness if minibatch is not None else None

@@ -101,10 +101,7 @@ class OrderedSum:
             self._sent.copy_(self._wire)
 
     def _add_directly(self) -> None:
-        """Sums directly: each rank adds up one part of the vector and sends it to the others.
-
-        Among n ranks, each sends 2 (n - 1) / n of the vector's bytes, as many as in a ring.
-        """
+        """Each rank adds up one part and sends it to the others: as many bytes as in a ring."""
         if self._parts is None:
             self._parts = torch.empty_like(self._wire)
         dist.all_to_all_single(self._parts, self._wire, group=self._group)
@@ -225,10 +222,7 @@ class ChainSum:
         self._failed: list[BaseException] = []
 
     def run(self) -> None:
-        """Replaces the vector with its sum; a collective.
-
-        All ranks must call it within the group's time limit, which then also limits the sum.
-        """
+        """Replaces the vector with its sum; a collective, within the group's time limit."""
         # All meet first, so that all notice a rank that does not come, not only its neighbours.
         dist.all_to_all_single(torch.empty_like(self._present), self._present, group=self._group)
         deadline_s = time.monotonic() + group_limit_s(self._group)
@@ -251,11 +245,7 @@ class ChainSum:
             raise next((e for e in self._failed if _CLOSED not in str(e)), self._failed[0])
 
     def _follow(self, lane: Lane, deadline_s: float) -> None:
-        """Performs the steps of a lane; notes an error, which also ends the other lane.
-
-        No rank waits for its sends before it has taken all chunks that come. Gloo needs no thread
-        of ours to send: a transfer begins whenever the other side expects the chunk.
-        """
+        """Performs the steps of a lane; notes an error, which also ends the other lane."""
         coming: dict[int, tuple[dist.Work | None, Tensor]] = {}
         sent: list[dist.Work | None] = []
 
@@ -278,7 +268,7 @@ class ChainSum:
                     finish(work)
                     if lane.adds:
                         torch.add(into, chunk, out=chunk)
-            for work in sent:
+            for work in sent:  # last; gloo begins each send once the other side expects the chunk
                 finish(work)
         except BaseException as error:
             self._failed.append(error)

@@ -131,9 +131,6 @@ def join(backend: str, *, timeout_s: float, device: torch.device | None = None) 
     Every later collective ends within ``timeout_s`` or raises. Each attempt and each join has keys
     of its own in the store for the addresses of ranks: the elastic agent restarts ranks with the
     store of the first attempt, where gloo would otherwise find addresses of dead ranks.
-
-    Raises:
-        TransportError: not all ranks came within ``timeout_s``.
     """
     if dist.is_initialized():
         return

@@ -98,9 +98,7 @@ class Replicas:
         minibatches: int | None = None,
         excess: float = 0.0,
     ) -> dict[str, Tensor | None]:
-        """Adds up the ranks' gradients, and divides by the sum of their ``minibatches``, or by 1 +
-        that of their ``excess``.
-        """
+        """Sums gradients; divides by the sum of ``minibatches``, or by 1 + that of ``excess``."""
         if self._group is None or not self._parameters:
             for gradient in gradients.values():
                 if excess and gradient is not None:

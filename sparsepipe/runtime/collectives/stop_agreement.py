@@ -62,12 +62,11 @@ class StoreClient:
         if isinstance(answer, TimeoutError):
             how, remedy = f"did not answer within {self._limit_s:g} s", REMEDY_LATE
         host, me = process_group.store_rank(), rank_name(process_group.rank())
-        if host is None:  # the launcher outlives all ranks
-            message = f"{me} is cut off from the launcher, which {how}"
-            raise TransportError(message, remedy=remedy) from answer
-        message = f"{rank_name(host)} {how} when {me} checked whether to stop"
+        message = f"{me} is cut off from the launcher, which {how}"  # it outlives all ranks
+        if host is not None:
+            message = f"{rank_name(host)} {how} when {me} checked whether to stop"
         error = TransportError(message, remedy=remedy)
-        error.ranks = (host,)
+        error.ranks = () if host is None else (host,)
         raise error from answer
 
 

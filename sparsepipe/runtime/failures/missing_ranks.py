@@ -59,11 +59,7 @@ def rank_name(rank: int) -> str:
 
 @contextmanager
 def collective(what: str, group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Context of collectives of a group (None: all ranks); errors name their purpose ``what``.
-
-    Raises:
-        TransportError: a rank is gone, or did not take part within the group's time limit.
-    """
+    """Context of a group's collectives (None: all ranks); its TransportErrors name ``what``."""
     try:
         yield
     except RuntimeError as error:

@@ -336,11 +336,7 @@ class BoundedQueue(Generic[_Item]):
             self._changed.notify_all()
 
     def wait_for_room(self, *, limit_s: float | None = None, room: int | None = None) -> None:
-        """Waits until an item can be put without waiting.
-
-        Raises a TimeoutError after ``limit_s`` seconds. ``room`` is the number of items that the
-        queue may hold, if fewer than its depth.
-        """
+        """Waits until fewer items than ``room`` or the depth are left, at most for ``limit_s``."""
         depth = self._depth if room is None else min(room, self._depth)
         with self._changed:
             self._wait(lambda: self._discards or len(self._items) < depth, limit_s)

@@ -75,9 +75,9 @@ class HostStaged(_OnDevice):
 
     def send(self, line: Line, tensors: Sequence[Tensor], made: torch.cuda.Event) -> None:
         buffers = [self.pool.take(flat.numel()) for flat in tensors]
-        staged = [b[: flat.numel()] for b, flat in zip(buffers, tensors, strict=True)]
         works = []
-        for host, flat in zip(staged, tensors, strict=True):
+        for buffer, flat in zip(buffers, tensors, strict=True):
+            host = buffer[: flat.numel()]
             with self._beside(made):
                 host.copy_(flat, non_blocking=True)
             works.append(line.send(host))  # while the next one is copied

@@ -300,9 +300,7 @@ class _TensorTable:
     _alive: list[Tensor] = field(default_factory=list)  # an id is valid as long as its object lives
 
     def number(self, tensor: Tensor, *, requires_grad: bool) -> int:
-        """Returns the index of a tensor, after adding a new one: its spec, and its bytes, uint8
-        [size_bytes], without a copy if it is dense. The spec holds the bytes of small host tensors.
-        """
+        """Returns a tensor's index; adds a new one, whose bytes are not copied if it is dense."""
         if id(tensor) in self.index:
             return self.index[id(tensor)]
         known = type(tensor) in (Tensor, torch.nn.Parameter)

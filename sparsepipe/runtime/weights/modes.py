@@ -104,10 +104,7 @@ class WeightSet:
 
 
 class Policy:
-    """Chooses the weights of the minibatches in flight; this base class is mode ``none``.
-
-    Every minibatch uses the parameters' own memory, which holds version ``version``.
-    """
+    """Chooses weights of minibatches in flight; this class, mode ``none``, always the newest."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -256,14 +253,11 @@ def checksums(parameters: Iterable[Tensor]) -> Tensor:
 
 
 class VerticalSync(Stash):
-    """Chooses the kept version that includes the same minibatches as stage 0's weights did.
-
-    Each update of this stage includes ``replicas`` minibatches.
-    """
+    """Chooses the kept version that includes the same minibatches as stage 0's weights did."""
 
     def __init__(self, memory: Memory, *, watched: bool, replicas: int) -> None:
         super().__init__(memory, watched=watched)
-        self._replicas = replicas
+        self._replicas = replicas  # minibatches that an update of this stage includes
         self._needed_from = 0
 
     def take(self, *, ahead: int, included: int | None) -> WeightSet:
@@ -297,9 +291,6 @@ class SpecTrain(Policy):
 
     With ``predict_backward`` weights are predicted again for the backward, in place of those that
     the forward used: gradients of layers then use the forward's activations and the new weights.
-
-    Raises:
-        ConfigError: the optimizer is not SGD with momentum.
     """
 
     def __init__(
@@ -312,17 +303,15 @@ class SpecTrain(Policy):
             learns = any(parameter.requires_grad for parameter in memory.parameters.values())
             assert not learns, "parameters that learn have an optimizer"
             return
-        what = f"the steps of SGD with momentum, not of {type(optimizer).__name__}"
         momenta = [group.get("momentum", 0) for group in optimizer.param_groups]
-        if type(optimizer) is SGD:  # a class derived from it may take other steps
-            if all(momentum > 0 for momentum in momenta):
-                return
-            what = f"from the momentum, but the optimizer's groups have momenta {momenta}"
-        raise ConfigError(
-            f"SpecTrain predicts {what}",
-            remedy="train with torch.optim.SGD and a momentum above 0, or choose weight stashing, "
-            "which works with every optimizer",
-        )
+        # A class derived from SGD may take other steps.
+        if type(optimizer) is not SGD or not all(momentum > 0 for momentum in momenta):
+            raise ConfigError(
+                f"SpecTrain predicts the steps of SGD with momentum, but the optimizer is "
+                f"{type(optimizer).__name__} with momenta {momenta}",
+                remedy="train with torch.optim.SGD and a momentum above 0, or choose weight "
+                "stashing, which works with every optimizer",
+            )
 
     def take(self, *, ahead: int, included: int | None) -> WeightSet:
         weights = WeightSet(version=self.version, tensors=self._memory.take(), users=1)
@@ -340,11 +329,7 @@ class SpecTrain(Policy):
 
     @torch.no_grad()
     def _predict(self, buffers: Mapping[str, Tensor], *, updates: int) -> None:
-        """Writes the weights expected after ``updates`` more updates to ``buffers``.
-
-        Before the first step, and for ``updates`` = 0, these are the present weights, bit for bit.
-        Each element is rounded as in SGD's own step: ``torch.add(w, v, alpha=-updates * lr)``.
-        """
+        """Writes the weights expected after ``updates`` more to ``buffers``, rounded as by SGD."""
         assert updates >= 0, updates
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         rates = {id(p): float(group["lr"]) for group in groups for p in group["params"]}

@@ -1,24 +1,20 @@
-"""Real namespaces: what they let through, and that nothing of them stays."""
+"""Real namespaces: what they let through, and that nothing stays, even of killed processes."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from sparsepipe.emulate import (
-    NotPermitted,
-    announce_hosts,
-    emulated_hosts,
-    machine,
-    set_limits,
-)
+from sparsepipe.emulate import NotPermitted, announce_hosts, emulated_hosts, machine, set_limits
 from sparsepipe.emulate.hosts import remove_leftovers
 from sparsepipe.emulate.layout import Layout, Station
 from sparsepipe.errors import HardwareError
@@ -221,8 +217,42 @@ def runs(pid: int) -> bool:
 
 def test_without_permission_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "may_administer", lambda: False)
-    with pytest.raises(NotPermitted, match="may not make") as caught, emulated_hosts(cluster()):
+    with pytest.raises(NotPermitted, match="may not make"), emulated_hosts(cluster()):
         pytest.fail("it has begun")
-    assert "root" in caught.value.remedy
-    assert "hardware.network=loopback" in caught.value.remedy
     assert left(os.getpid()) == []
+
+
+def end_well(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert int(process.stdout.readline()) > 0, "a process on the first host"
+    process.terminate()
+    process.wait(60)
+
+
+def kill_while_it_makes(process: subprocess.Popen[str], *, after_s: float) -> None:
+    """Kills a process some time after its first namespace is there; making takes tenths of one."""
+    deadline_s = time.monotonic() + 60
+    while not left(process.pid):
+        assert process.poll() is None, "it has ended before it made anything"
+        assert time.monotonic() < deadline_s, "it has made nothing"
+        time.sleep(0.001)
+    time.sleep(after_s)
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
+
+
+@needs_namespaces
+@pytest.mark.full
+def test_of_twenty_owners_five_are_killed_and_nothing_stays() -> None:
+    draw = random.Random(3)
+    killed_ones = set(draw.sample(range(19), 5))  # the last start removes what others left
+    killed = []
+    for number in range(20):
+        with start("own_a_cluster.py") as process:
+            if number not in killed_ones:
+                end_well(process)
+                assert [name for pid in (*killed, process.pid) for name in left(pid)] == []
+                continue
+            kill_while_it_makes(process, after_s=0.3 * draw.random() ** 2)
+            killed.append(process.pid)
+    assert len(killed) == 5

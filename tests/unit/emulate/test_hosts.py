@@ -123,10 +123,7 @@ def namespace(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def check_told(text: str, *names: str, why: str) -> None:
     assert text.count("WARNING") == 1
-    assert f"an emulated cluster cannot be removed: {', '.join(names)}, since" in text
-    assert why in text
-    assert "`ip netns del`" in text
-    assert "`ip link del`" in text
+    assert f"an emulated cluster cannot be removed: {', '.join(names)}, since {why}" in text
 
 
 @needs_namespaces

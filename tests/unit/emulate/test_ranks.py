@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from sparsepipe.emulate import (
-    announce_hosts,
-    emulated_hosts,
-    enter_host,
-    set_limits,
-)
+from sparsepipe.emulate import announce_hosts, emulated_hosts, enter_host, set_limits
 from sparsepipe.emulate.ranks import _enter
 from sparsepipe.errors import HardwareError
 from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.ordered_sum import _host_number
 from tests.support.namespace_cases import cluster, needs_namespaces
 from tests.support.processes import run
 
@@ -103,3 +100,26 @@ def test_a_host_that_is_gone_is_named() -> None:
     with pytest.raises(HardwareError, match="sparsepipe-1-1-0-0: No such file") as caught:
         _enter("sparsepipe-1-1-0-0")
     assert "run the command again" in caught.value.remedy
+
+
+def number_in(namespace: str) -> int:
+    """The host's number as a rank there finds it."""
+    found: list[int] = []
+
+    def enter() -> None:
+        _enter(namespace)  # this thread alone
+        found.append(_host_number())
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@needs_namespaces
+def test_each_namespace_is_another_host() -> None:
+    with emulated_hosts(cluster(2)) as layout:
+        a, b = (station.namespace for station in layout.stations)
+        found = [number_in(a), number_in(b), _host_number()]
+        assert len(set(found)) == 3
+        assert number_in(a) == found[0]

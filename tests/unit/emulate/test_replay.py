@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,24 +112,9 @@ class Writes(TorchDispatchMode):
 
 
 def test_large_layers_cost_no_memory_of_their_own() -> None:
-    large = LayerProfile(
-        index=0,
-        name="0",
-        kind="Conv",
-        forward_s=0,
-        backward_s=0,
-        activation_bytes=2**26,
-        parameter_bytes=2**24,
-    )
-    small = LayerProfile(
-        index=1,
-        name="1",
-        kind="Linear",
-        forward_s=0,
-        backward_s=0,
-        activation_bytes=4,
-        parameter_bytes=4,
-    )
+    timeless = partial(LayerProfile, kind="Conv", forward_s=0, backward_s=0)
+    large = timeless(index=0, name="0", activation_bytes=2**26, parameter_bytes=2**24)
+    small = timeless(index=1, name="1", activation_bytes=4, parameter_bytes=4)
     module = ReplayModule(Profile(layers=(large, small)), Noted().pace())
     ZEROS.of(2**24)  # is made once
     with Writes() as writes:

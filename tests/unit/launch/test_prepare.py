@@ -72,14 +72,10 @@ def test_a_logger_without_its_package_is_refused_with_its_extra(
 
 
 @pytest.mark.parametrize(
-    ("stages", "parts", "message", "most"),
+    ("stages", "parts", "readers"),
     [
-        ((STRAIGHT,), 3, "data.batch_size=2 is too small", "to 2 or fewer"),
-        ((), 4, "data.batch_size=2 is too small", "to 2 or fewer"),
-        ((BOTH,), 5, "data.batch_size=2 on each of 2 devices is too small", "to 4 or fewer"),
-        ((SEARCHED,), 5, "data.batch_size=2 on each of 2 devices is too small", "to 4 or fewer"),
-        ((f"{SEARCH}straight",), 3, "data.batch_size=2 is too small", "to 2 or fewer"),
-        ((SEARCHED, SECOND), 3, "data.batch_size=2 is too small", "to 2 or fewer"),
+        *(((STRAIGHT,), 3, 1), ((), 4, 1), ((BOTH,), 5, 2), ((SEARCHED,), 5, 2)),
+        *(((f"{SEARCH}straight",), 3, 1), ((SEARCHED, SECOND), 3, 1)),
     ],
 )
 def test_refused_before_ranks_start(
@@ -87,16 +83,16 @@ def test_refused_before_ranks_start(
     monkeypatch: pytest.MonkeyPatch,
     stages: tuple[str, ...],
     parts: int,
-    message: str,
-    most: str,
+    readers: int,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = composed(*MODEL, *TWO, "parallel=gpipe", *stages, f"{CUT}{parts}")
     with pytest.raises(ConfigError) as refused:
         run_directory(config)
-    assert message in refused.value.message
+    each = "" if readers == 1 else " on each of 2 devices"
+    assert f"data.batch_size=2{each} is too small" in refused.value.message
     assert f"microbatches={parts}: some would be empty" in refused.value.message
-    assert most in refused.value.remedy
+    assert f"to {2 * readers} or fewer" in refused.value.remedy
 
 
 def test_a_plan_that_a_search_has_found_says_how_many_devices_read(tmp_path: Path) -> None:

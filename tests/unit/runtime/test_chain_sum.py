@@ -20,16 +20,23 @@ from tests.support.processes import outcomes
 from tests.support.transport_cases import complaint
 from tests.support.waiting import LONG_S, shorten_limit
 
+Key = tuple[int, str]  # a rank's place, and which of its lanes
+State = tuple[int, ...]  # how many steps of each lane are done
+
+
+def made(ranks: int, chunks: int, room: int) -> dict[Key, Lane]:
+    """The lanes of all ranks."""
+    both = [lanes(place, ranks=ranks, chunks=chunks, room=room) for place in range(ranks)]
+    return {
+        (p, way): lane for p, two in enumerate(both) for way, lane in zip("ud", two, strict=True)
+    }
+
 
 class Played:
     """All lanes of a chain, step by step; a message moves when its receiver expects it."""
 
     def __init__(self, ranks: int, chunks: int, room: int) -> None:
-        self.ranks = ranks
-        made = [lanes(place, ranks=ranks, chunks=chunks, room=room) for place in range(ranks)]
-        self.lanes = {
-            (p, way): lane for p, both in enumerate(made) for way, lane in enumerate(both)
-        }
+        self.lanes = made(ranks, chunks, room)
         self.at = dict.fromkeys(self.lanes, 0)
         self.values = {(p, c): (p,) for p in range(ranks) for c in range(chunks)}
         self.sent: dict[tuple[int, int], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
@@ -37,7 +44,7 @@ class Played:
         self.lying: dict[int, int] = defaultdict(int)
         self.room = room
 
-    def step(self, key: tuple[int, int]) -> bool:
+    def step(self, key: Key) -> bool:
         """Does the next step of a lane, if it need not wait."""
         place, _ = key
         lane, at = self.lanes[key], self.at[key]
@@ -75,7 +82,7 @@ def test_all_get_the_sum_in_order_and_none_waits_for_ever(
 ) -> None:
     """Whoever goes first goes as far as it can."""
     played = Played(ranks, chunks, room)
-    keys = sorted(played.lanes, reverse=backwards)
+    keys = [*reversed(played.lanes)] if backwards else [*played.lanes]
     while any(played.step(key) for key in keys):
         pass
     assert all(played.at[key] == len(lane.steps) for key, lane in played.lanes.items())
@@ -85,34 +92,12 @@ def test_all_get_the_sum_in_order_and_none_waits_for_ever(
     assert len(played.values) == ranks * chunks
 
 
-Key = tuple[int, str]  # a rank's place, and which of its lanes
-State = tuple[int, ...]  # how many steps of each lane are done
-
-RANKS, CHUNKS, ROOMS = range(2, 7), range(1, 6), range(1, 6)
-
-
-def made(ranks: int, chunks: int, room: int) -> dict[Key, Lane]:
-    """The lanes of all ranks."""
-    both = [lanes(place, ranks=ranks, chunks=chunks, room=room) for place in range(ranks)]
-    return {
-        (p, way): lane for p, two in enumerate(both) for way, lane in zip("ud", two, strict=True)
-    }
-
-
-def sender(every: Mapping[Key, Lane], key: Key) -> Key:
-    """The lane whose chunks a lane takes."""
-    place = key[0]
-    ends = (every[key].source, place)
-    (found,) = [k for k, lane in every.items() if lane.steps and (k[0], lane.target) == ends]
-    return found
-
-
-def receiver(every: Mapping[Key, Lane], key: Key) -> Key:
-    """The lane that takes a lane's chunks."""
-    place = key[0]
-    ends = (every[key].target, place)
-    (found,) = [k for k, lane in every.items() if lane.steps and (k[0], lane.source) == ends]
-    return found
+def partner(every: Mapping[Key, Lane], key: Key, own: str, its: str) -> int:
+    """The index of the lane whose chunks a lane takes ("source", "target"), or the reverse."""
+    ends = (getattr(every[key], own), key[0])
+    return next(
+        n for n, (k, e) in enumerate(every.items()) if e.steps and (k[0], getattr(e, its)) == ends
+    )
 
 
 # Every order of steps, on small chains.
@@ -132,10 +117,10 @@ def needed(every: Mapping[Key, Lane], key: Key, at: int, *, sends_wait: bool) ->
     keys, step = list(every), every[key].steps[at]
     nth = sum(earlier.act == step.act for earlier in every[key].steps[: at + 1])
     if step.act == "take":
-        theirs = keys.index(sender(every, key))
+        theirs = partner(every, key, "source", "target")
         return [Needed(theirs, "send", nth), Needed(keys.index(key), "expect", nth)]
     if step.act == "send" and sends_wait:
-        return [Needed(keys.index(receiver(every, key)), "expect", nth)]
+        return [Needed(partner(every, key, "target", "source"), "expect", nth)]
     return []
 
 
@@ -170,12 +155,10 @@ def endings(every: Mapping[Key, Lane], *, sends_wait: bool) -> tuple[int, set[St
 
 
 SMALL = [
-    *product([2], CHUNKS, ROOMS),
-    *product([3], CHUNKS, [1, 2, 4]),
+    *product([2], range(1, 6), range(1, 6)),
+    *product([3], range(1, 6), [1, 2, 4]),
     *product([4], [1, 2, 3], [1, 2]),
-    (5, 1, 1),
-    (5, 2, 1),
-    (6, 1, 1),
+    *((5, 1, 1), (5, 2, 1), (6, 1, 1)),
 ]
 
 

@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe.runtime.transport.channel import SMALLEST_BYTES, BoundedQueue, BufferPool, Ended
+from sparsepipe.runtime.transport.serialization import default_depth, routes
+from tests.support.plans import plan_of
+from tests.support.transport_cases import A, B, G, R
 
 MIB = 1 << 20
 
@@ -65,33 +68,22 @@ def test_unused_memory_never_exceeds_what_was_in_use() -> None:
     assert pool.in_use == 0
 
 
-def test_a_mailbox_keeps_order_and_ends() -> None:
-    box: BoundedQueue[int] = BoundedQueue(3)
-    for i in range(3):
-        box.put(i)
-    box.end()
-    assert list(box) == [0, 1, 2]
-    with pytest.raises(Ended):
-        box.get()
-
-
-def test_a_full_mailbox_makes_the_producer_wait() -> None:
+def test_a_mailbox_keeps_order_makes_both_sides_wait_and_ends() -> None:
     box: BoundedQueue[int] = BoundedQueue(2)
+    with pytest.raises(TimeoutError):
+        box.get(limit_s=0.01)
+    threading.Timer(0.05, box.put, [5]).start()
+    assert box.get(limit_s=30) == 5
     box.put(0)
     box.put(1)
     with pytest.raises(TimeoutError):
         box.put(2, limit_s=0.01)
     assert box.get() == 0
     box.put(2, limit_s=0.01)
-    assert [box.get(), box.get()] == [1, 2]
-
-
-def test_an_empty_mailbox_makes_the_consumer_wait() -> None:
-    box: BoundedQueue[int] = BoundedQueue(1)
-    with pytest.raises(TimeoutError):
-        box.get(limit_s=0.01)
-    threading.Timer(0.05, box.put, [5]).start()
-    assert box.get(limit_s=30) == 5
+    box.end()
+    assert list(box) == [1, 2]
+    with pytest.raises(Ended):
+        box.get()
 
 
 @pytest.mark.parametrize("side", ["put", "get"])
@@ -106,3 +98,22 @@ def test_a_failure_ends_all_waits(side: str) -> None:
     assert time.monotonic() - started_s < 20
     with pytest.raises(OSError, match="broken"):  # and everybody who comes later
         box.get()
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("2-1", "A02 G20 A12 G21 R20 R21"),  # a batch travels with the activation
+        ("1-2-1", "A01 G10 A02 G20 A13 G31 A23 G32 R30 B03"),
+    ],
+)
+def test_routes_between_stages(config: str, expected: str) -> None:
+    found = [f"{r.kind.name[0]}{r.source}{r.target}" for r in routes(plan_of(config))]
+    assert " ".join(found) == expected
+
+
+def test_the_depth_is_the_upper_stages_warm_up_and_one() -> None:
+    plan = plan_of("1-1-1")
+    depths = {(r.kind, r.source, r.target): default_depth(plan, r) for r in routes(plan)}
+    first = dict.fromkeys([(A, 0, 1), (G, 1, 0), (B, 0, 2), (R, 2, 0)], 3)
+    assert depths == {**first, (A, 1, 2): 2, (G, 2, 1): 2}

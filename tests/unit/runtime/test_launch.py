@@ -9,17 +9,14 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from sparsepipe.errors import (
-    ConfigError,
-    OutputError,
-    SparsePipeError,
-    TransportError,
-)
+from sparsepipe.errors import ConfigError, OutputError, SparsePipeError, TransportError
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.runtime.launch import environment_variables, launch, run_with_restarts
 from tests.support.command_line import wait_for
@@ -84,16 +81,25 @@ def test_error_of_a_rank_comes_back(ranks) -> None:
     assert error.value.remedy == "but like that"
 
 
-def test_signal_reaches_every_rank_once(ranks, tmp_path: Path) -> None:
+@contextmanager
+def interrupted(directory: Path, signum: int) -> Iterator[pytest.ExceptionInfo[Stopped]]:
+    """Sends a signal to the launcher in the block, which it stops, once all ranks are ready."""
+
     def interrupt() -> None:
-        while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
+        while not all((directory / f"ready{rank}").exists() for rank in range(2)):
             time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signum)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(Stopped) as stop:
+        yield stop
+    thread.join()
+
+
+def test_signal_reaches_every_rank_once(ranks, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with interrupted(tmp_path, signal.SIGINT) as stop:
         ranks(
             """
             def note(signum, frame):
@@ -106,7 +112,6 @@ def test_signal_reaches_every_rank_once(ranks, tmp_path: Path) -> None:
             time.sleep(0.5)
             """
         )
-    thread.join()
     assert stop.value.exit_code == 130
     assert signal.getsignal(signal.SIGINT) is before
     for rank in range(2):
@@ -114,14 +119,7 @@ def test_signal_reaches_every_rank_once(ranks, tmp_path: Path) -> None:
 
 
 def test_ranks_that_ignore_the_signal_are_killed(ranks, tmp_path: Path) -> None:
-    def interrupt() -> None:
-        while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(Stopped) as stop:
+    with interrupted(tmp_path, signal.SIGTERM) as stop:
         ranks(
             """
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -131,7 +129,6 @@ def test_ranks_that_ignore_the_signal_are_killed(ranks, tmp_path: Path) -> None:
             """,
             grace_s=1,
         )
-    thread.join()
     assert stop.value.exit_code == 143
     assert stop.value.unresponsive == (0, 1)
 

@@ -14,11 +14,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime import rendezvous
 from sparsepipe.runtime.collectives import meeting_point, process_group
-from sparsepipe.runtime.collectives.meeting_point import (
-    choose_interfaces,
-    keep_store,
-    on_one_host,
-)
+from sparsepipe.runtime.collectives.meeting_point import choose_interfaces, keep_store, on_one_host
 from tests.support.listening import address_for_others, listening
 from tests.support.processes import run
 from tests.support.waiting import LONG_S, held_port

@@ -10,11 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsepipe.runtime.transport import channel
-from sparsepipe.runtime.transport.channel import (
-    MOST_BYTES,
-    RepeatedSizes,
-    TransferMode,
-)
+from sparsepipe.runtime.transport.channel import MOST_BYTES, RepeatedSizes, TransferMode
 from sparsepipe.runtime.transport.serialization import LENGTH_BYTES
 from tests.support.processes import run
 from tests.support.transport_cases import A, message, network

@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +107,11 @@ def test_ranks_that_do_not_join_are_named(comes: tuple[int, ...]) -> None:
         assert error.message.startswith(f"{who} did not join rank {rank} within 2 s")
 
 
-def test_without_a_launcher_all_join_at_rank_0(port: int) -> None:
-    (error,) = complaints((1,), port)
+def test_without_a_launcher_all_join_at_rank_0() -> None:
+    with held_port() as port:
+        (error,) = complaints((1,), port)
     said = "rank 0, which keeps the store that all ranks join, did not answer rank 1"
     assert error.message.startswith(said)
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    with held_port() as found:
-        yield found
 
 
 def dies_once(rank: int) -> int:

@@ -26,18 +26,8 @@ from sparsepipe.runtime.transport.serialization import (
 from sparsepipe.sparse import SparseTensor
 
 DTYPES = [
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.complex64,
-    torch.float8_e4m3fn,
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8),
+    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.complex64, torch.float8_e4m3fn),
 ]
 HOST = torch.device("cpu")
 Pair = namedtuple("Pair", ["left", "right"])

@@ -129,24 +129,30 @@ def test_a_stage_may_begin_in_place() -> None:
 
 
 class Recomputed(nn.Module):
-    def __init__(self, *, use_reentrant: bool) -> None:
+    def __init__(self, *, use_reentrant: bool | None) -> None:
         super().__init__()
         self.inner = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, 6))
         self.use_reentrant = use_reentrant
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.use_reentrant is None:
+            return self.inner(x)
         return checkpoint(self.inner, x, use_reentrant=self.use_reentrant)
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_recomputation_runs_on_the_weights_of_the_forward(use_reentrant: bool) -> None:
+@pytest.mark.parametrize(
+    ("use_reentrant", "spans"), [(False, []), (True, []), (None, [range(3)]), (None, [range(1, 2)])]
+)
+def test_recomputation_runs_on_the_weights_of_the_forward(
+    use_reentrant: bool | None, spans: list[range]
+) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 6), Recomputed(use_reentrant=use_reentrant), nn.Tanh())
     plain = deepcopy(network)
     plain[1].forward = plain[1].inner.forward
     value = torch.randn(5, 6)
     keyed = KeyedRandomness(seed=1)
-    (stage,) = stages(network, [], randomness=keyed)
+    (stage,) = stages(network, [], randomness=keyed, recomputed=spans)
     weights = Weights(dict(network.named_parameters()), "stash")
     expected = leaves_of(plain)
     train(stages(plain, [], randomness=keyed), expected, value)

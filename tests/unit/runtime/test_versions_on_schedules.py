@@ -319,16 +319,24 @@ def compare(name: str, config: str, mode: str, minibatches: int) -> Pipeline:
 
 
 CONFIGS = ["1", "1-1", "1-1-1", "1-1-1-1", "2", "2-1", "1-2", "1-2-1", "2-1-1", "1-3-1", "2-3"]
-MODES = ["stash", "vertical_sync", "spectrain"]
 
 
-@pytest.mark.parametrize("mode", MODES)
+PEAKS = {"stash": peak_stashed, "vertical_sync": peak_vertical, "spectrain": peak_predicted}
+
+
+@pytest.mark.parametrize("mode", PEAKS)
+@pytest.mark.parametrize("minibatches", [1, 6, 13])
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_pipeline_is_delayed_sgd(config: str, mode: str) -> None:
-    compare("mlp", config, mode, 13)
+def test_a_pipeline_is_delayed_sgd_with_the_peak_of_its_schedule(
+    config: str, minibatches: int, mode: str
+) -> None:
+    pipeline = compare("mlp", config, mode, minibatches)
+    schedule = asynchronous(pipeline.plan, minibatches)
+    found = [rank.worker.segments[0].peak_versions for rank in pipeline.ranks]
+    assert found == [PEAKS[mode](schedule, rank) for rank in range(len(found))]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", PEAKS)
 @pytest.mark.parametrize(
     "config", ["1-3-1", *(pytest.param(each, marks=pytest.mark.full) for each in ("1-1-1", "2-1"))]
 )
@@ -340,20 +348,6 @@ def test_the_delay_matters() -> None:
     """Else the comparisons above would show little."""
     ends = [compare("mlp", config, "stash", 13).ranks[0].network for config in ("1", "1-1-1")]
     assert not torch.allclose(ends[0][0].weight, ends[1][0].weight, rtol=1e-3)
-
-
-@pytest.mark.parametrize("minibatches", [1, 6, 13])
-@pytest.mark.parametrize("config", CONFIGS)
-def test_the_schedule_predicts_the_peak(config: str, minibatches: int) -> None:
-    for mode, foretold in [
-        ("stash", peak_stashed),
-        ("vertical_sync", peak_vertical),
-        ("spectrain", peak_predicted),
-    ]:
-        pipeline = compare("mlp", config, mode, minibatches)
-        schedule = asynchronous(pipeline.plan, minibatches)
-        found = [rank.worker.segments[0].peak_versions for rank in pipeline.ranks]
-        assert found == [foretold(schedule, rank) for rank in range(len(found))]
 
 
 def test_each_segment_has_a_peak_of_its_own() -> None:
