@@ -307,7 +307,7 @@ class SpecTrain(Policy):
         # A class derived from SGD may take other steps.
         if type(optimizer) is not SGD or not all(momentum > 0 for momentum in momenta):
             raise ConfigError(
-                f"SpecTrain predicts the steps of SGD with momentum, but the optimizer is "
+                "SpecTrain predicts the steps of SGD with momentum, but the optimizer is "
                 f"{type(optimizer).__name__} with momenta {momenta}",
                 remedy="train with torch.optim.SGD and a momentum above 0, or choose weight "
                 "stashing, which works with every optimizer",

@@ -112,7 +112,7 @@ REFUSALS = {
     "config": Refusal("needs devices=3", strategy=lambda: {"config": "2-1"}),
     "words": Refusal("does not say", strategy=lambda: {"config": "two"}),
     "spectrain": Refusal(
-        "not of Adam",
+        "the optimizer is Adam",
         strategy=lambda: {"mode": "spectrain"},
         module=lambda: make_net("dense", optimizer="adam"),
     ),
