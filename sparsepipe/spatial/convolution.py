@@ -144,7 +144,7 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What some of a convolution's inputs contribute to outputs; a rank adds up several parts."""
+    """Part of a convolution's outputs that some of its inputs make; a rank adds up the parts."""
 
     layer: _Layer
     inputs: tuple[Interval, ...]  # positions of the inputs, for each spatial dimension

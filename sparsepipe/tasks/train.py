@@ -325,7 +325,7 @@ def _place(run: ResolvedRun, module: pl.LightningModule) -> Resume | None:
 
 
 def _agreed(run: ResolvedRun, resume: Resume | None) -> bool:
-    """Whether an earlier process has trained to the end, on which all ranks must agree."""
+    """Returns whether an earlier process trained to the end, on which all ranks must agree."""
     fitted = resume is not None and run.directory.fitted.exists()
     seen = (None if resume is None else (resume.epoch, resume.batches), fitted)
     everywhere = process_group.gather_objects(seen)

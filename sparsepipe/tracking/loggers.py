@@ -269,7 +269,7 @@ def _unset_variables() -> None:
 
 
 def _has_login() -> bool:
-    """Whether a login is found, without ``wandb.login``, which would contact the server or wait."""
+    """Looks for a login without ``wandb.login``, which would contact the server or wait."""
     folder = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
     read = configparser.ConfigParser(interpolation=None)
     with suppress(configparser.Error, UnicodeDecodeError):

@@ -97,7 +97,7 @@ def by_name(name: str, known: Mapping[str, T], *, kind: str) -> T | Callable[...
 
 
 def is_trusted(path: str) -> bool:
-    """Whether a dotted path leads to a class of one of the :data:`TRUSTED` packages, or to a
+    """Returns whether a dotted path leads to a class of a :data:`TRUSTED` package, or to a
     function that builds a network or a source, or computes.
 
     Callables that these packages import from elsewhere are not trusted.

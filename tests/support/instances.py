@@ -30,7 +30,7 @@ def on_one_host(
 
 
 def spans_alone(seconds: Sequence[Sequence[float]]) -> Spans:
-    """Of layers that take so long, by kind of device, and cost nothing else."""
+    """Profile of layers that cost nothing but the given times, by kind of device."""
     none = np.zeros(len(seconds[0]) + 1)
     return Spans(
         compute_s_KI=np.array([[0.0, *np.cumsum(each)] for each in seconds]),
@@ -41,7 +41,7 @@ def spans_alone(seconds: Sequence[Sequence[float]]) -> Spans:
 
 
 def profile_of(costs: Iterable[Mapping[str, Any]], **meta: Any) -> Profile:
-    """Of layers with these costs, where those that they do not tell are 0."""
+    """Profile of layers with the given costs; all others are 0."""
     none = dict.fromkeys(("forward_s", "backward_s", "activation_bytes", "parameter_bytes"), 0.0)
     layers = (
         LayerProfile(**{"index": index, "name": str(index), "kind": "layer", **none, **each})

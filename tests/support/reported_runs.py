@@ -115,7 +115,7 @@ def leave_curves(
 
 
 def drawn(outputs: Path, script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What a study's script makes of the runs in ``outputs``."""
+    """Result of a study's script on the runs in ``outputs``."""
     words = [sys.executable, str(script), *arguments]
     env = {**os.environ, "SPARSEPIPE_OUTPUTS": str(outputs)}
     return subprocess.run(words, capture_output=True, text=True, check=False, env=env)

@@ -158,7 +158,7 @@ class StagedStrategy(ShardedCheckpoints, RankedStrategy):
 
     @property
     def runs_foreign_code(self) -> bool:
-        """Whether the module or a callback is neither SparsePipe's nor Lightning's."""
+        """Returns whether the module or a callback is neither SparsePipe's nor Lightning's."""
         callbacks = self._trainer.callbacks  # type: ignore[attr-defined]
         makers = {type(each).__module__.partition(".")[0] for each in callbacks}
         makers.add(type(self.lightning_module).__module__.partition(".")[0])
