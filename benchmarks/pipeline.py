@@ -50,7 +50,7 @@ from pipeline_workloads import Images, Sleeping, Vgg, Workload
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.asynchronous import asynchronous
 from sparsepipe.schedule.plan import balanced
-from sparsepipe.schedule.versions import peak_stashed
+from sparsepipe.schedule.versions import peaks
 
 BOUND_GOAL = 0.93
 DDP_GOAL = 1.15
@@ -164,7 +164,7 @@ def print_weights(
     schedule = asynchronous(plan, minibatches)
     sizes = on_ranks(parameter_bytes, 1, workload, plan)[0]
     for rank, found in enumerate(told):
-        expected = peak_stashed(schedule, rank)
+        expected = peaks(schedule, rank).stashed
         size = sizes[plan.stage_of(rank)]
         print(
             f"  rank {rank}, layers {'{}..{}'.format(*plan.stages[plan.stage_of(rank)].layers)}: "

@@ -125,8 +125,23 @@ class EpochSums(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        mine = {} if self._ended else _logged_in_epoch(trainer, pl_module)
-        checkpoint[_KEY] = process_group.gather_objects(mine)
+        values = []
+        for key, item in training_values(trainer).items():
+            if self._ended or item.has_reset:
+                continue
+            if (options := options_of(item)) is None:
+                log.warning(
+                    "if resumed, %s of this epoch lacks the batches before the stop, since it is "
+                    "logged with a sync_dist_group",
+                    item.meta.name,
+                )
+                continue
+            last = last_result(item)
+            values.append((key, options, state_of(item), None if last is None else last.cpu()))
+        pipeline: Any = getattr(trainer.strategy, "pipeline", None)
+        own = {} if pipeline is None else pipeline.own_metrics
+        mine = {"values": values, "metrics": updated_states(pl_module), "own": own}
+        checkpoint[_KEY] = process_group.gather_objects({} if self._ended else mine)
 
     @override
     def on_load_checkpoint(
@@ -164,23 +179,3 @@ class EpochSums(pl.Callback):
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._ended = True
-
-
-def _logged_in_epoch(trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, Any]:
-    """Returns, as plain values, the states of this rank's metrics and of what it has logged."""
-    values = []
-    for key, item in training_values(trainer).items():
-        if item.has_reset:
-            continue
-        if (options := options_of(item)) is None:
-            log.warning(
-                "if resumed, %s of this epoch lacks the batches before the stop, since it is "
-                "logged with a sync_dist_group",
-                item.meta.name,
-            )
-            continue
-        last = last_result(item)
-        values.append((key, options, state_of(item), None if last is None else last.cpu()))
-    pipeline: Any = getattr(trainer.strategy, "pipeline", None)
-    own = {} if pipeline is None else pipeline.own_metrics
-    return {"values": values, "metrics": updated_states(module), "own": own}

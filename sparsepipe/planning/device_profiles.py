@@ -208,13 +208,12 @@ def _differences(
         }
         for name, configured in conditions.items():
             measured = profile.meta.get(name)
-            was, wanted = _figure_text(measured), _figure_text(configured)
+            was, wanted = (
+                f"{value:g}" if isinstance(value, float) else str(value)
+                for value in (measured, configured)
+            )
             if None not in (configured, measured) and was != wanted:
                 yield name, f"{device.name} was measured with {name} {was}, not {wanted}"
-
-
-def _figure_text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def backend_name(spec: RunSpec) -> str | None:

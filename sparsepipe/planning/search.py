@@ -83,7 +83,12 @@ def find_plan(
     problem = _problem_of(choice, spec, inventory, profiles)
     device = choice.device
     if choice.search in _ALIKE and device is None:
-        device = _fastest(problem, choice.search)
+        kinds = [kind.name for kind in problem.pool.kinds]
+        total_s = [float(compute_s_I[-1]) for compute_s_I in problem.spans.compute_s_KI]
+        device = kinds[total_s.index(min(total_s))]
+        if len({*kinds}) > 1:
+            told = "%s treats all devices as equal to the fastest by its profile: %s"
+            log.info(told, choice.search, device)
     solution = _solve(problem, choice, device=device)
     chosen = None
     if problem.synchronous is not None:  # no branching graph
@@ -161,17 +166,6 @@ def memory_model(choice: SearchChoice, spec: RunSpec) -> MemoryModel | None:
         optimizer=state_bytes if choice.optimizer_bytes is None else choice.optimizer_bytes,
         reserved_bytes=choice.reserved_bytes,
     )
-
-
-def _fastest(problem: Problem, search: str) -> str:
-    """Name of the device that computes all layers fastest, to which all are treated as equal."""
-    total_s = [float(compute_s_I[-1]) for compute_s_I in problem.spans.compute_s_KI]
-    kinds = [kind.name for kind in problem.pool.kinds]
-    name = kinds[total_s.index(min(total_s))]
-    if len({*kinds}) > 1:
-        told = "%s treats all devices as equal to the fastest by its profile: %s"
-        log.info(told, search, name)
-    return name
 
 
 def _solve(problem: Problem, choice: SearchChoice, *, device: str | None) -> Solution:

@@ -81,8 +81,14 @@ def gallery_figure(
             title += f"  {100 * float(probabilities[place]):.0f} %"
         if true is not None:
             title = f"✓ {title}\n" if is_right else f"✗ {classes[true[place]]}\n→ {title}"
+        if names is not None:
+            name = style.drawable(names[place])
+            if len(name) > _NAME_LETTERS:
+                half = (_NAME_LETTERS - 1) // 2
+                name = f"{name[:half]}…{name[-half:]}"
+            title = f"{name}\n{title}"
         axes.set_title(
-            title if names is None else f"{_shortened(names[place])}\n{title}",
+            title,
             fontsize=style.TICK_PT,
             color=style.INK if is_right else style.VERMILION,
             fontweight="normal" if is_right else "bold",
@@ -110,14 +116,6 @@ def _ends(files: Sequence[str]) -> list[str]:
     }
     counts = Counter(end for file, own in ends.items() for end in {*own, file})
     return [next((end for end in ends.get(file, ()) if counts[end] == 1), file) for file in files]
-
-
-def _shortened(name: str) -> str:
-    name = style.drawable(name)
-    if len(name) <= _NAME_LETTERS:
-        return name
-    half = (_NAME_LETTERS - 1) // 2
-    return f"{name[:half]}…{name[-half:]}"
 
 
 def view(points_N3: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

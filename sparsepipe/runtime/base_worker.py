@@ -163,15 +163,10 @@ class StageMessages:
 @contextmanager
 def untouched_gradients(parameters: Mapping[str, Tensor]) -> Iterator[None]:
     """Context of users' code, at whose end a ConfigError is raised if it has changed a gradient."""
-
-    def marks() -> list[tuple[int, int]]:
-        grads = [parameter.grad for parameter in parameters.values()]
-        return [(id(grad), 0 if grad is None else grad._version) for grad in grads]
-
-    before = marks()
+    before = [(p.grad, None if p.grad is None else p.grad._version) for p in parameters.values()]
     yield
-    for name, mark, now in zip(parameters, before, marks(), strict=True):
-        if now != mark:
+    for (name, parameter), (grad, version) in zip(parameters.items(), before, strict=True):
+        if parameter.grad is not grad or (grad is not None and grad._version != version):
             raise ConfigError(
                 f"a step, or a hook within it, changes the gradient of {name} itself: it uses the "
                 "parameter through a list, an attribute or a closure, or calls backward or "

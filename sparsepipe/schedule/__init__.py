@@ -24,9 +24,7 @@ from sparsepipe.schedule.versions import (
     Tally,
     included_at,
     passages,
-    peak_predicted,
-    peak_stashed,
-    peak_vertical,
+    peaks,
     until_return,
 )
 
@@ -57,9 +55,7 @@ __all__ = [
     "one_f_one_b_order",
     "order_by_name",
     "passages",
-    "peak_predicted",
-    "peak_stashed",
-    "peak_vertical",
+    "peaks",
     "synchronous_by_name",
     "until_return",
 ]

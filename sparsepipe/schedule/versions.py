@@ -137,22 +137,8 @@ class Tally:
         self.predicted = max(self.predicted, 1 + len(in_flight))
 
 
-def peak_stashed(schedule: Schedule, rank: int) -> int:
-    """The most sets of weights that a rank has at a time under weight stashing."""
-    return _tally(schedule, rank).stashed
-
-
-def peak_vertical(schedule: Schedule, rank: int) -> int:
-    """The most sets of weights that a rank has at a time under vertical sync (:class:`Tally`)."""
-    return _tally(schedule, rank).vertical
-
-
-def peak_predicted(schedule: Schedule, rank: int) -> int:
-    """The most sets of weights that a rank has at a time under SpecTrain, predicted or not."""
-    return _tally(schedule, rank).predicted
-
-
-def _tally(schedule: Schedule, rank: int) -> Tally:
+def peaks(schedule: Schedule, rank: int) -> Tally:
+    """Returns the most sets of weights that a rank has at a time, in each mode."""
     plan, tally = schedule.plan, Tally(schedule.plan, rank)
     kinds = [action.kind for action in schedule.actions[rank]]
     drain, forwards = 0, kinds.count("F")  # the index of the first action of the drain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial, wraps
 from typing import Any
@@ -101,21 +101,11 @@ class SampleShards:
                 "a batch whose samples are read in parts does not tell which samples it has",
                 remedy="add their indices in the data set to the batch, as 'index'",
             )
-        self._agree(whole, [tuple(leaf.shape[: -grid.dimensions]) for leaf in parts])
-        dims, full = range(-grid.dimensions, 0), read_in_parts or sizes
-        for number, leaf in enumerate(leaves):
-            if has_sizes(leaf, sizes):
-                # A copy, so that the whole batch does not stay in memory.
-                local = leaf if read_in_parts else grid.shard(leaf).clone()
-                leaves[number] = shard_of(local, grid, dims, full)
-        return pytree.tree_unflatten(leaves, spec)
-
-    def _agree(self, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Checks that a grid's ranks read the same batch; if their random states differ, sets all
-        to rank 0's. Compares ``shapes``, and shapes, dtypes and some elements of ``tensors``.
-        """
+        # All must have read the same: they compare shapes, dtypes, and some elements of what is
+        # whole; and if their random states differ, all take rank 0's.
+        shapes = [tuple(leaf.shape[: -grid.dimensions]) for leaf in parts]
         digest = zlib.crc32(str(shapes).encode())
-        for tensor in tensors:
+        for tensor in whole:
             digest = zlib.crc32(f"{tuple(tensor.shape)} {tensor.dtype}".encode(), digest)
             flat = tensor.detach().flatten()
             # A copy, since a tensor of one element is contiguous whatever its stride.
@@ -126,6 +116,13 @@ class SampleShards:
         if self._device.type == "cuda":
             generators["device"] = torch.cuda.default_generators[self._device.index or 0]
         self._share(generators, digest)
+        dims, full = range(-grid.dimensions, 0), read_in_parts or sizes
+        for number, leaf in enumerate(leaves):
+            if has_sizes(leaf, sizes):
+                # A copy, so that the whole batch does not stay in memory.
+                local = leaf if read_in_parts else grid.shard(leaf).clone()
+                leaves[number] = shard_of(local, grid, dims, full)
+        return pytree.tree_unflatten(leaves, spec)
 
     def _share_draws(self, loader: DataLoader[Any]) -> None:
         """Sets the generators from which samplers may draw to the states of the grid's rank 0."""

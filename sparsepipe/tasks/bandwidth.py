@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from pydantic import Field
 
-from sparsepipe.cluster import Inventory, Link, Place
+from sparsepipe.cluster import Inventory, Link
 from sparsepipe.cluster.places import ranks_of_nodes
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.target import Target
@@ -69,7 +69,14 @@ class Bandwidth(Task):
         nodes = int(run.spec.parallel.num_nodes)
         by_node = ranks_of_nodes(run.places, run.inventory, nodes=nodes)
         node_of = [next(n for n in range(nodes) if r in by_node[n]) for r in range(run.ranks)]
-        host_of = _host_names(run.places, node_of)
+        hostnames = process_group.gather_objects(socket.gethostname(), what="gathering host names")
+        firsts = [ranks[0] for ranks in by_node]
+        names = [run.places[first].host for first in firsts]
+        if len({*names}) < len(names):  # as where one host stands for all nodes
+            own = [hostnames[first] for first in firsts]
+            alike = len({*own}) < len(own)
+            names = [f"{names[0]}-{node}" for node in range(nodes)] if alike else own
+        host_of = [names[node] for node in node_of]
         pairs = pairs_of(node_of, all_up_to=self.all_pairs_up_to)
         possible = run.ranks * (run.ranks - 1) // 2
         log.info("timing %d of %d pairs of ranks (task.all_pairs_up_to)", len(pairs), possible)
@@ -138,17 +145,6 @@ class Bandwidth(Task):
                 "strategy": Target("sparsepipe.strategies.DataParallelStrategy", settings),
             }
         )
-
-
-def _host_names(places: Sequence[Place], node_of: Sequence[int]) -> list[str]:
-    """Returns the name of each rank's host; hosts of different nodes have different names."""
-    hostnames = process_group.gather_objects(socket.gethostname(), what="gathering host names")
-    nodes = sorted({*node_of})
-    names = [places[node_of.index(node)].host for node in nodes]
-    if len({*names}) < len(names):
-        own = [hostnames[node_of.index(node)] for node in nodes]
-        names = own if len({*own}) == len(own) else [f"{names[0]}-{node}" for node in nodes]
-    return [names[node] for node in node_of]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DistributedSampler
 
-from sparsepipe.schedule import Plan, asynchronous, peak_predicted, peak_stashed, peak_vertical
+from sparsepipe.schedule import Plan, asynchronous, peaks
 from tests.support import synchronous_cases
 from tests.support.accumulation import average_statistics
 from tests.support.pipeline_cases import (
@@ -355,9 +355,9 @@ def _mean(gradients: Sequence[Tensor | None]) -> Tensor | None:
 
 CPU = torch.device("cpu")
 PEAKS = {
-    "stash": peak_stashed,
-    "vertical_sync": peak_vertical,
-    "spectrain": peak_predicted,
+    "stash": lambda schedule, rank: peaks(schedule, rank).stashed,
+    "vertical_sync": lambda schedule, rank: peaks(schedule, rank).vertical,
+    "spectrain": lambda schedule, rank: peaks(schedule, rank).predicted,
     "none": lambda schedule, rank: 1,
 }
 RATE = 0.05

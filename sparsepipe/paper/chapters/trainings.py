@@ -39,6 +39,11 @@ IN_TITLES = (
     "trainer.limit_train_batches",
 )
 """Settings that the title of a table contains."""
+_ORDER = (
+    *("scale", "data", "points", "shapes", "tested", "trained", "width", "epochs", "batches"),
+    *("device", "threads", "trial"),
+)
+"""Entries of the keys of tables by which these are in order."""
 
 Make = Callable[[Sequence[Row]], Block]
 """Function that makes a block from its runs."""
@@ -55,7 +60,8 @@ def blocks_of(rows: Sequence[Row], *, of_cells: Sequence[str], make: Make) -> li
     tables = tables_of(measured, lambda row: _key_of(row, (*of_cells, *IN_TITLES, "data")))
     alike = Counter(_title({**key, "trial": ()}) for key, _ in tables)
     blocks = []
-    for key, runs in sorted(tables, key=lambda table: [*map(str, _ordered(table[0]))]):
+    tables.sort(key=lambda pair: [*map(str, map(pair[0].get, _ORDER)), str(_overrides(pair[0]))])
+    for key, runs in tables:
         is_alone = alike[_title({**key, "trial": ()})] == 1
         title = _title({**key, "trial": ()} if is_alone else key)
         blocks.append(_comparable(replace(make(runs), title=title), key["data"]))
@@ -96,11 +102,6 @@ def _key_of(row: Row, left_out: Sequence[str]) -> Key:
         is_cpu = row.get("hardware_accelerator") == "cpu"
         key["threads"] = row.get("threads_per_rank") if is_cpu else None
     return key
-
-
-def _ordered(key: Key) -> list[Any]:
-    names = ("scale", "data", "points", "shapes", "tested", "trained", "width", "epochs", "batches")
-    return [*map(key.get, (*names, "device", "threads", "trial")), _overrides(key)]
 
 
 def _overrides(key: Key) -> tuple[str, ...]:

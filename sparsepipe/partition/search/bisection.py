@@ -21,7 +21,6 @@ from sparsepipe.partition.search.reachability import (
     ChainReachability,
     PairReachability,
     best_of_ties,
-    reachability_of,
 )
 from sparsepipe.partition.search.stage_costs import Costs, costs_by_readers
 
@@ -43,7 +42,9 @@ def best_plan(problem: Problem, lattice: Lattice) -> tuple[list[Choice], StageSp
         every = costs_by_readers(problem, lattice, runs)
     best: tuple[float, Costs, ChainReachability | PairReachability] | None = None
     for costs in every:
-        windows = reachability_of(costs)
+        # Windows suffice for a chain; pairs are for a graph, or with recomputation.
+        by_windows = costs.spans.nested_II is None and costs.by_windows
+        windows = ChainReachability(costs) if by_windows else PairReachability(costs)
         most_s = float("inf") if best is None else best[0] * (1 - EQUAL)
         found_s = _least_bottleneck(costs, windows, most_s=most_s)
         if found_s is not None:

@@ -193,12 +193,6 @@ class PairReachability:
         ).reshape(len(ways), len(targets_I))
 
 
-def reachability_of(costs: Costs) -> ChainReachability | PairReachability:
-    """The method for these costs: windows for a chain; pairs for a graph, or with recomputation."""
-    chain = costs.spans.nested_II is None
-    return ChainReachability(costs) if chain and costs.by_windows else PairReachability(costs)
-
-
 MOST_AT_ONCE = 4_000_000
 """The most pairs of a stage's beginning and end whose times are in memory at a time."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ Sources = frozenset[str]
 
 _READING = ("item", "__bool__", "__float__", "__int__", "tolist", "numpy", "__array__")
 _HOOKS = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping")
+_IN_PLACE = re.compile(r"(?!__)\w*_|__i(?!nvert__|nt__)\w*|__setitem__")
 _ARITHMETIC = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow")
 
 
@@ -85,7 +87,10 @@ class UpdateWatch(TorchFunctionMode):
             self._told |= sources
         if sources and ((decides and self._hook in _HOOKS) or len(self._told) > 1):
             self._last = sources
-        return Number.of(value, sources, self) if kept and sources else value
+        if kept and sources:
+            value = Number(value)
+            value.sources, value.watch = sources, self
+        return value
 
     def _mark(self, value: Any, sources: Sources) -> None:
         for each in value if isinstance(value, list | tuple) else [value]:
@@ -140,7 +145,8 @@ class UpdateWatch(TorchFunctionMode):
             rows = [(*each, *rest) for each in zip(*lists, strict=True)]
         found = list(map(self.sources, rows))
         for row, sources in zip(rows, found, strict=True):
-            for changed in [*row[: _is_in_place(name)], kwargs.get("out")]:
+            in_place = _IN_PLACE.fullmatch(name) is not None
+            for changed in [*row[:in_place], kwargs.get("out")]:
                 if isinstance(changed, Tensor):
                     self._write(changed, sources, drops=name.endswith("zero_"))
                     self._mark(changed, sources)
@@ -155,24 +161,11 @@ class UpdateWatch(TorchFunctionMode):
         return result
 
 
-def _is_in_place(name: str) -> bool:
-    """Returns whether a function changes its first argument, as ``add_`` and ``__iadd__`` do."""
-    if name.startswith("__"):
-        return (name[2] == "i" and name not in ("__invert__", "__int__")) or name == "__setitem__"
-    return name.endswith("_")
-
-
 class Number(float):
     """A number that was read from tensors, and passes their sources on."""
 
     sources: Sources
     watch: UpdateWatch
-
-    @classmethod
-    def of(cls, value: float, sources: Sources, watch: UpdateWatch) -> Number:
-        number = cls(value)
-        number.sources, number.watch = sources, watch
-        return number
 
     def __reduce__(self) -> Any:
         return float, (float(self),)
@@ -242,17 +235,17 @@ class LossWatch:
         """Yields the nodes of a loss's graph that add up values of samples, and what these sums are
         divided by, which is NaN if that is unknown.
         """
-
-        def of_samples(node: Any, number: int) -> bool:
-            shape = node._input_metadata[number].shape
-            return len(shape) > 1 or (shape == [samples] and not node.name().startswith("Stack"))
-
         todo: list[tuple[Any, Any]] = [(root, None)]
         while todo:
             node, divisor = todo.pop()
             name = node.name()
             inside = [each for each in node.next_functions if each[0] is not None]
-            whole = [each for each in inside if of_samples(*each)]
+            shapes = [each._input_metadata[number].shape for each, number in inside]
+            whole = [
+                each
+                for each, shape in zip(inside, shapes, strict=True)
+                if len(shape) > 1 or (shape == [samples] and not each[0].name().startswith("Stack"))
+            ]
             for each in [node] + [each for each, _ in whole] * name.startswith("Sum"):
                 other = getattr(each, "_saved_other", None)
                 if each.name().startswith(("Div", "Mul")) and other is not None:

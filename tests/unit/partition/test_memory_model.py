@@ -15,7 +15,7 @@ from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.profiling.memory import Alive
 from sparsepipe.runtime.collectives.replicas import Replicas
 from sparsepipe.schedule.asynchronous import asynchronous
-from sparsepipe.schedule.versions import peak_predicted, peak_stashed
+from sparsepipe.schedule.versions import peaks
 from tests.support.plans import plan_of
 from tests.support.processes import run
 
@@ -32,14 +32,14 @@ def test_minibatches_in_flight_and_versions_are_the_schedules(config: str) -> No
         stage = plan.stage_of(rank)
         in_flight = model.in_flight(replicas[stage], sum(replicas[stage:]))
         assert in_flight == most_in_flight(schedule.actions[rank])
-        versions = peak_stashed(schedule, rank)
+        versions = peaks(schedule, rank).stashed
         assert versions <= in_flight
         # Replicated stages may have fewer versions than minibatches: those of a round share one.
         if replicas[stage] == 1:
             assert versions == in_flight
         assert model.per_parameter_byte(in_flight, replicas=1) == in_flight + 3
         predicted = replace(model, predicted=True).per_parameter_byte(in_flight, replicas=1)
-        assert predicted == peak_predicted(schedule, rank) + 3
+        assert predicted == peaks(schedule, rank).predicted + 3
 
 
 def most_in_flight(actions: object) -> int:

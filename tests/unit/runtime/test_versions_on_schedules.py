@@ -18,7 +18,7 @@ from sparsepipe.runtime.asynchronous_worker import AsynchronousWorker
 from sparsepipe.runtime.stage import StageLayers
 from sparsepipe.runtime.transport import Kind, Message
 from sparsepipe.runtime.weights import Weights
-from sparsepipe.schedule import Plan, asynchronous, peak_predicted, peak_stashed, peak_vertical
+from sparsepipe.schedule import Plan, asynchronous, peaks
 from tests.support.weights_cases import CASES, SGD, Case, assert_same, given, loss_of
 
 LIMIT_S = 30.0
@@ -321,7 +321,7 @@ def compare(name: str, config: str, mode: str, minibatches: int) -> Pipeline:
 CONFIGS = ["1", "1-1", "1-1-1", "1-1-1-1", "2", "2-1", "1-2", "1-2-1", "2-1-1", "1-3-1", "2-3"]
 
 
-PEAKS = {"stash": peak_stashed, "vertical_sync": peak_vertical, "spectrain": peak_predicted}
+PEAKS = {"stash": "stashed", "vertical_sync": "vertical", "spectrain": "predicted"}
 
 
 @pytest.mark.parametrize("mode", PEAKS)
@@ -333,7 +333,7 @@ def test_a_pipeline_is_delayed_sgd_with_the_peak_of_its_schedule(
     pipeline = compare("mlp", config, mode, minibatches)
     schedule = asynchronous(pipeline.plan, minibatches)
     found = [rank.worker.segments[0].peak_versions for rank in pipeline.ranks]
-    assert found == [PEAKS[mode](schedule, rank) for rank in range(len(found))]
+    assert found == [getattr(peaks(schedule, rank), PEAKS[mode]) for rank in range(len(found))]
 
 
 @pytest.mark.parametrize("mode", PEAKS)

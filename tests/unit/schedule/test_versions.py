@@ -12,9 +12,7 @@ from sparsepipe.schedule import (
     asynchronous,
     included_at,
     passages,
-    peak_predicted,
-    peak_stashed,
-    peak_vertical,
+    peaks,
     until_return,
 )
 from tests.support.plans import plan_of
@@ -61,7 +59,7 @@ def test_versions_are_those_of_a_replay(config, minibatches):
             assert found[minibatch].backward * replicas == len(backward)
             # Between its forward and its own update come those in between, no more.
             assert found[minibatch].staleness == (minibatch - len(forward)) // replicas
-        assert peak_stashed(schedule, rank) == peak
+        assert peaks(schedule, rank).stashed == peak
         assert peak <= 1 + schedule.plan.warmup(schedule.plan.stage_of(rank))
 
 
@@ -84,7 +82,7 @@ def test_a_prediction_for_each_minibatch_in_flight(config, minibatches):
             if action.kind != "U":
                 in_flight ^= {action.number}
             most = max(most, len(in_flight))
-        assert peak_predicted(schedule, rank) == 1 + most
+        assert peaks(schedule, rank).predicted == 1 + most
 
 
 @given(small, st.lists(st.integers(1, 5), min_size=1, max_size=8))
@@ -100,8 +98,8 @@ def test_counting_goes_on_as_minibatches_come(config, rounds):
         for action in order.drain():
             tally.see(action)
         assert tally.stashed == replay(schedule, rank)[1]
-        assert tally.vertical == peak_vertical(schedule, rank)
-        assert tally.predicted == peak_predicted(schedule, rank)
+        assert tally.vertical == peaks(schedule, rank).vertical
+        assert tally.predicted == peaks(schedule, rank).predicted
 
 
 @given(small, st.integers(1, 25))
@@ -138,7 +136,7 @@ def test_vertical_sync_finds_its_version_and_keeps_no_more_than_counted(config, 
             later = needed is not None
             kept = [v for v in kept if v == newest or v in used or (later and v >= needed)]
             peak = max(peak, len(kept))
-        assert peak_vertical(schedule, rank) == peak
+        assert peaks(schedule, rank).vertical == peak
 
 
 @pytest.mark.parametrize(
@@ -154,9 +152,9 @@ def test_vertical_sync_finds_its_version_and_keeps_no_more_than_counted(config, 
 def test_peaks_counted_by_hand(config, stashed, vertical, predicted):
     schedule = asynchronous(plan_of(config), 20)
     ranks = range(schedule.plan.num_ranks)
-    assert [peak_stashed(schedule, rank) for rank in ranks] == stashed
-    assert [peak_vertical(schedule, rank) for rank in ranks] == vertical
-    assert [peak_predicted(schedule, rank) for rank in ranks] == predicted
+    assert [peaks(schedule, rank).stashed for rank in ranks] == stashed
+    assert [peaks(schedule, rank).vertical for rank in ranks] == vertical
+    assert [peaks(schedule, rank).predicted for rank in ranks] == predicted
 
 
 @pytest.mark.parametrize("stages", range(1, 9))

@@ -8,7 +8,7 @@ import pytest
 
 from sparsepipe.cluster import Link
 from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.schedule import Plan, Schedule, asynchronous, gpipe, peak_predicted, peak_stashed
+from sparsepipe.schedule import Plan, Schedule, asynchronous, gpipe, peaks
 from sparsepipe.simulate.engine import Setting, simulate
 from sparsepipe.simulate.memory import Level, long_run_peaks_bytes, memory_over_time
 from sparsepipe.simulate.network import ClusterNetwork
@@ -87,8 +87,8 @@ def test_versions_are_those_of_the_schedule(config: str) -> None:
     predicted = kept(schedule, replace(MODEL, predicted=True), stored_bytes=0.0)
     one = kept(schedule, replace(MODEL, stash=False), stored_bytes=0.0)
     for rank, buffers in enumerate(without):
-        assert peak_bytes(stashed[rank]) - buffers == 100.0 * peak_stashed(schedule, rank)
-        assert peak_bytes(predicted[rank]) - buffers == 100.0 * peak_predicted(schedule, rank)
+        assert peak_bytes(stashed[rank]) - buffers == 100.0 * peaks(schedule, rank).stashed
+        assert peak_bytes(predicted[rank]) - buffers == 100.0 * peaks(schedule, rank).predicted
         assert peak_bytes(one[rank]) - buffers == 100.0
 
 
