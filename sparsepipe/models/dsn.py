@@ -301,7 +301,7 @@ def dsn_sparse(
         for before, after in zip([in_channels, *channels], channels, strict=False):
             layers += [sparse.Conv3d(before, after, 3, backend=backend), make_norm(after)]
             layers += [sparse.ReLU(), sparse.MaxPool3d(2, backend=backend)]
-        layers += [sparse.GlobalMaxPool(), nn.Linear(channels[-1], code)]
+        layers += [sparse.GlobalMaxPool(backend=backend), nn.Linear(channels[-1], code)]
         return nn.Sequential(*(each for each in layers if each is not None))
 
     return DomainSeparationNetwork(

@@ -87,7 +87,7 @@ def sparse_resnet(
             entries.append(block(channels, inner, 2 if stage and not number else 1))
             channels = _EXPANSION * inner if has_bottlenecks else inner
     entries += [
-        sparse.GlobalAvgPool(),
+        sparse.GlobalAvgPool(backend=backend),
         sparse.Dropout(dropout),
         sparse.Linear(channels, num_classes),
     ]

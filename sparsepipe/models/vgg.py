@@ -47,7 +47,7 @@ def sparse_vgg(
         "norm": sparse.BatchNorm,
         "relu": sparse.ReLU,
         "pool": partial(sparse.MaxPool3d, 2, backend=backend),
-        "global_pool": sparse.GlobalMaxPool,
+        "global_pool": partial(sparse.GlobalMaxPool, backend=backend),
         "linear": sparse.Linear,
         "dropout": sparse.Dropout,
     }

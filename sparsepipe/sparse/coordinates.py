@@ -170,11 +170,15 @@ def build_index(
     """
     if method == "auto":
         cells = batch_size * math.prod(e + r for e, r in zip(extent, reach, strict=True))
-        most = max(_TABLE_MIN_CELLS, _TABLE_CELLS_PER_SITE * coords_N4.shape[0])
-        method = "table" if cells <= min(_TABLE_MAX_CELLS, most) else "sort"
+        method = "table" if suits_table(cells, coords_N4.shape[0]) else "sort"
     if method == "table":
         return TableIndex(coords_N4, batch_size=batch_size, extent=extent, reach=reach)
     return SortedIndex(coords_N4, extent=extent)
+
+
+def suits_table(cells: int, sites: int) -> bool:
+    """Returns whether a table of a grid's cells is faster than a binary search of its sites."""
+    return cells <= min(_TABLE_MAX_CELLS, max(_TABLE_MIN_CELLS, _TABLE_CELLS_PER_SITE * sites))
 
 
 def raise_duplicate(coords_N4: Tensor, keys_N: Tensor) -> None:

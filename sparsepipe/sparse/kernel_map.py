@@ -53,6 +53,7 @@ class CoordinateCache:
         batch_size: number of samples in the batch.
         spatial_shape: extent of the grid per axis; None: unknown.
         index_method: ``method`` of :func:`build_index`.
+        on_device: what a backend keeps of the level, from which it makes maps; None: nothing.
     """
 
     coords_N4: Tensor
@@ -60,6 +61,7 @@ class CoordinateCache:
     batch_size: int
     spatial_shape: Triple | None = None
     index_method: str = "auto"
+    on_device: Any = field(default=None, init=False)
     _extent: Triple | None = field(default=None, init=False)
     _verified: bool = field(default=False, init=False)
     _indices: dict[Triple, SiteIndex] = field(default_factory=dict, init=False)
@@ -105,13 +107,15 @@ class CoordinateCache:
             )
         return self._indices[reach]
 
-    def kernel_map(self, spec: KernelSpec) -> KernelMap:
-        """Returns the kernel map of a window over these sites, built on first use."""
+    def kernel_map(self, spec: KernelSpec, *, build: BuildMap | None = None) -> KernelMap:
+        """Returns the kernel map of a window over these sites, built on first use.
+
+        ``build``: what builds it in place of :func:`build_kernel_map`, with checks of its own.
+        """
         if spec not in self._maps:
             for watch in _watchers:
                 watch()
-            self.check()
-            self._maps[spec] = build_kernel_map(self, spec)
+            self._maps[spec] = (build or build_kernel_map)(self, spec)
             for watch in _watchers:
                 watch()
         return self._maps[spec]
@@ -128,9 +132,12 @@ class CoordinateCache:
             spatial_shape=None if self.spatial_shape is None else extent,
             index_method=self.index_method,
         )
-        level._extent = extent
-        level._verified = True
+        level.pass_checks(extent)
         return level
+
+    def pass_checks(self, extent: Triple) -> None:
+        """Notes that the coordinates were found to be unique and within ``extent``."""
+        self._extent, self._verified = extent, True
 
     def samples(self) -> tuple[Tensor, Tensor]:
         """Returns each sample's rows, int64 [B, most] padded with N, and their number, int64 [B].
@@ -229,6 +236,10 @@ class KernelMap:
         return value
 
 
+BuildMap = Callable[[CoordinateCache, KernelSpec], KernelMap]
+"""Builds the map of a window over the sites of a level."""
+
+
 def invert_rows(rows_KM: Tensor, num_targets: int) -> Tensor:
     """Returns int32 [K, num_targets]: ``out[k, rows_KM[k, m]] = m``, and -1 elsewhere."""
     volume, count = rows_KM.shape
@@ -241,12 +252,13 @@ def invert_rows(rows_KM: Tensor, num_targets: int) -> Tensor:
 
 
 def build_kernel_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
-    """Builds the map of one window over the sites of ``level``, which must be checked already.
+    """Builds the map of one window over the sites of ``level``, which it checks.
 
     Output sites are the input sites for stride 1; ``floor(coords / stride)`` for windows that
     tile the grid; otherwise every site of the grid of ``ceil(extent / stride)`` whose window
     contains an input, as in a dense convolution with padding ``dilation * (K // 2)``.
     """
+    level.check()
     if level.spatial_shape is None and not spec.is_submanifold and any(spec.before):
         # Such a window can have an output site beyond the last input. The largest coordinate does
         # not say whether the grid has that site, since it may belong to another sample.
@@ -282,7 +294,8 @@ def _submanifold_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
     return KernelMap(spec, rows_KN, num_inputs=count, output=None)
 
 
-def _coarse_shape(extent: Triple, stride: Triple) -> Triple:
+def coarse_shape(extent: Triple, stride: Triple) -> Triple:
+    """Returns the extent of the grid of a window's outputs."""
     x, y, z = (-(-e // s) for e, s in zip(extent, stride, strict=True))
     return x, y, z
 
@@ -290,7 +303,7 @@ def _coarse_shape(extent: Triple, stride: Triple) -> Triple:
 def _tiling_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
     coords_N4 = level.coords_N4
     count, device = coords_N4.shape[0], coords_N4.device
-    coarse = _coarse_shape(level.extent, spec.stride)
+    coarse = coarse_shape(level.extent, spec.stride)
     divisor_4 = torch.tensor((1, *spec.stride), dtype=torch.int32, device=device)
     parents_N4 = torch.div(coords_N4, divisor_4, rounding_mode="floor")
     within_N4 = coords_N4 - parents_N4 * divisor_4
@@ -311,7 +324,7 @@ def _tiling_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
 def _strided_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
     coords_N4 = level.coords_N4
     device = coords_N4.device
-    coarse = _coarse_shape(level.extent, spec.stride)
+    coarse = coarse_shape(level.extent, spec.stride)
     offsets_K3 = _offsets(spec, level)
     stride_3 = torch.tensor(spec.stride, dtype=torch.int32, device=device)
     coarse_3 = torch.tensor(coarse, dtype=torch.int32, device=device)

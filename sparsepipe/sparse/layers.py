@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsepipe.sparse.backends import Backend
+from sparsepipe.sparse.backends.auto import AutoBackend
 from sparsepipe.sparse.backends.native import NativeBackend
 from sparsepipe.sparse.kernel_spec import KernelSpec
-from sparsepipe.sparse.saved_tensors import save, saved
 from sparsepipe.sparse.tensor import SparseTensor
 
 Features = TypeVar("Features", SparseTensor, Tensor)
@@ -73,8 +73,8 @@ class Conv3d(nn.Module):
     through ``backends.torchsparse.from_torchsparse`` first. Weights are initialised as in He et al.
     2015, equation 10: normal with variance 2 / (K * in_channels); the bias is zero.
 
-    Sizes, stride and dilation are one int or (x, y, z); without a ``backend`` the native one
-    computes the layer.
+    Sizes, stride and dilation are one int or (x, y, z); without a ``backend`` the fastest one that
+    suits the device and dtype computes the layer (:class:`.AutoBackend`).
     """
 
     kernel: nn.Parameter
@@ -95,7 +95,7 @@ class Conv3d(nn.Module):
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.spec = KernelSpec.of(kernel_size, stride=stride, dilation=dilation)
-        self.backend: Backend = NativeBackend() if backend is None else backend
+        self.backend: Backend = AutoBackend() if backend is None else backend
         self.kernel = nn.Parameter(torch.empty(self.spec.volume, in_channels, out_channels))
         self.register_parameter("bias", nn.Parameter(torch.empty(out_channels)) if bias else None)
         self.reset_parameters()
@@ -141,7 +141,7 @@ class MaxPool3d(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = KernelSpec.for_pooling(kernel_size, stride=stride)
-        self.backend: Backend = NativeBackend() if backend is None else backend
+        self.backend: Backend = AutoBackend() if backend is None else backend
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         return self.backend.max_pool3d(x, self.spec)
@@ -155,62 +155,20 @@ class MaxPool3d(nn.Module):
 class GlobalMaxPool(nn.Module):
     """Takes each sample's largest feature in each channel, [B, C]; 0 for a sample without sites.
 
-    The gradient goes to the first row of the sample with this feature.
+    The gradient goes to the first row of the sample with this feature. ``backend``: one of this
+    package's backends; None: the default one.
     """
 
+    def __init__(self, *, backend: Backend | None = None) -> None:
+        super().__init__()
+        self.backend = backend if isinstance(backend, NativeBackend) else AutoBackend()
+
     def forward(self, x: SparseTensor) -> Tensor:
-        out: Tensor = _GlobalMax.apply(x.feats, *x.cache.samples())  # type: ignore[no-untyped-call]
-        return out
+        return self.backend.global_max_pool(x)
 
 
-class GlobalAvgPool(nn.Module):
+class GlobalAvgPool(GlobalMaxPool):
     """Takes the mean of each sample's features, [B, C]; 0 for a sample without sites."""
 
     def forward(self, x: SparseTensor) -> Tensor:
-        rows_BL, counts_B = x.cache.samples()
-        out: Tensor = _GlobalMean.apply(x.feats, x.coords[:, 0], rows_BL, counts_B)  # type: ignore[no-untyped-call]
-        return out
-
-
-def _by_sample(feats_NC: Tensor, rows_BL: Tensor, padding: float) -> Tensor:
-    padded = torch.cat([feats_NC, feats_NC.new_full((1, feats_NC.shape[1]), padding)])
-    return padded.index_select(0, rows_BL.view(-1)).view(*rows_BL.shape, feats_NC.shape[1])
-
-
-class _GlobalMax(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, feats_NC: Tensor, rows_BL: Tensor, counts_B: Tensor) -> Tensor:
-        batch, longest = rows_BL.shape
-        ctx.num_rows = feats_NC.shape[0]
-        if longest == 0:
-            ctx.save_for_backward(rows_BL.new_empty(batch, feats_NC.shape[1]))
-            return feats_NC.new_zeros(batch, feats_NC.shape[1])
-        best, place_BC = _by_sample(feats_NC, rows_BL, -torch.inf).max(1)
-        # Row N, one past the features, takes the gradients of samples without sites.
-        ctx.save_for_backward(rows_BL.gather(1, place_BC))
-        return best.masked_fill_(counts_B[:, None] == 0, 0)
-
-    @staticmethod
-    def backward(ctx: Any, grad_BC: Tensor) -> tuple[Tensor, None, None]:
-        (winner_BC,) = ctx.saved_tensors
-        grad = grad_BC.new_zeros(ctx.num_rows + 1, grad_BC.shape[1])
-        if ctx.num_rows:
-            grad.scatter_(0, winner_BC, grad_BC)
-        return grad[: ctx.num_rows], None, None
-
-
-class _GlobalMean(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, feats_NC: Tensor, batch_N: Tensor, rows_BL: Tensor, counts_B: Tensor
-    ) -> Tensor:
-        # Cached indices may be inference tensors, which cannot be saved for backward.
-        save(ctx, derived=(batch_N, counts_B))
-        total_BC = _by_sample(feats_NC, rows_BL, 0.0).sum(1)
-        return total_BC / counts_B.clamp(min=1)[:, None].to(total_BC.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad_BC: Tensor) -> tuple[Tensor, None, None, None]:
-        _, (batch_N, counts_B) = saved(ctx)
-        share_BC = grad_BC / counts_B.clamp(min=1)[:, None].to(grad_BC.dtype)
-        return share_BC.index_select(0, batch_N), None, None, None
+        return self.backend.global_avg_pool(x)

@@ -105,7 +105,7 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         (feats_NC, kernel_KCD), kernel_map = saved(ctx)
-        gradients = _differentiable_gradients if torch.is_grad_enabled() else _gradients
+        gradients = differentiable_gradients if torch.is_grad_enabled() else _gradients
         grads = gradients(
             feats_NC,
             kernel_KCD,
@@ -134,7 +134,7 @@ class _NarrowConvolution(torch.autograd.Function):
         (feats_NC, kernel_KCD, columns), kernel_map = saved(ctx)
         if torch.is_grad_enabled():
             need_feats, need_kernel, _ = ctx.needs_input_grad
-            grads = _differentiable_gradients(
+            grads = differentiable_gradients(
                 feats_NC,
                 kernel_KCD,
                 grad_MD,
@@ -205,7 +205,7 @@ def _gradients(
     return grad_feats, grad_kernel
 
 
-def _differentiable_gradients(
+def differentiable_gradients(
     feats_NC: Tensor,
     kernel_KCD: Tensor,
     grad_MD: Tensor,

@@ -33,18 +33,7 @@ class NativeBackend:
         self, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
     ) -> SparseTensor:
         """As :class:`.Backend` says; raises a BackendError if the kernel does not fit ``x``."""
-        feats = x.feats
-        if torch.is_autocast_enabled(feats.device.type) and feats.dtype != torch.float64:
-            dtype = torch.get_autocast_dtype(feats.device.type)
-            feats, kernel = feats.to(dtype), kernel.to(dtype)
-            bias = None if bias is None else bias.to(dtype)
-        check_kernel_shape(feats, kernel, spec)
-        if kernel.dtype != feats.dtype:
-            raise BackendError(
-                f"features are {feats.dtype}, but the kernel is {kernel.dtype}",
-                remedy="convert one of them, for example with x.to(kernel.dtype), or, if neither "
-                "is float64, run under torch.autocast",
-            )
+        feats, kernel, bias = operands(x.feats, kernel, bias, spec)
         if spec.volume == 1 and spec.is_submanifold:  # a plain matrix product
             out = feats @ kernel[0]
             output = x.cache
@@ -68,6 +57,40 @@ class NativeBackend:
         else:
             out = x.feats.sum(0).expand(0, -1)
         return at_level(x, out, kernel_map.output or x.cache, spec)
+
+    def global_max_pool(self, x: SparseTensor) -> Tensor:
+        """Takes each sample's largest feature in each channel, [B, C]; 0 without sites.
+
+        The gradient goes to the first row of the sample with this feature.
+        """
+        out: Tensor = _GlobalMax.apply(x.feats, *x.cache.samples())  # type: ignore[no-untyped-call]
+        return out
+
+    def global_avg_pool(self, x: SparseTensor) -> Tensor:
+        """Takes the mean of each sample's features, [B, C]; 0 for a sample without sites."""
+        rows_BL, counts_B = x.cache.samples()
+        out: Tensor = _GlobalMean.apply(x.feats, x.coords[:, 0], rows_BL, counts_B)  # type: ignore[no-untyped-call]
+        return out
+
+
+def operands(
+    feats: Tensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns features, kernel and bias of a convolution, under autocast in its dtype; raises a
+    BackendError if the kernel does not fit the window or the features.
+    """
+    if torch.is_autocast_enabled(feats.device.type) and feats.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(feats.device.type)
+        feats, kernel = feats.to(dtype), kernel.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    check_kernel_shape(feats, kernel, spec)
+    if kernel.dtype != feats.dtype:
+        raise BackendError(
+            f"features are {feats.dtype}, but the kernel is {kernel.dtype}",
+            remedy="convert one of them, for example with x.to(kernel.dtype), or, if neither "
+            "is float64, run under torch.autocast",
+        )
+    return feats, kernel, bias
 
 
 def at_level(
@@ -157,17 +180,67 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_MC: Tensor) -> tuple[Tensor, None]:
-        kernel_map: KernelMap
         (winner_MC,), kernel_map = saved(ctx)
-        if kernel_map.parent_N is not None and kernel_map.offset_N is not None:
-            own_NC = winner_MC.index_select(0, kernel_map.parent_N)
-            own_NC = own_NC == kernel_map.offset_N.short()[:, None]
-            return grad_MC.index_select(0, kernel_map.parent_N).mul_(own_NC), None
-        # For each input, the sum of the gradients of all windows in which it is the maximum.
-        grad_NC = grad_MC.new_zeros(kernel_map.num_inputs, grad_MC.shape[1])
-        for k, (outputs_P, inputs_P) in enumerate(kernel_map.derived("pairs", pairs_by_offset)):
-            is_winner_PC = winner_MC.index_select(0, outputs_P) == k
-            share_PC = grad_MC.index_select(0, outputs_P).mul_(is_winner_PC)
-            # At one offset each input is read by at most one window, so that rows never collide.
-            grad_NC.index_copy_(0, inputs_P, share_PC.add_(grad_NC.index_select(0, inputs_P)))
-        return grad_NC, None
+        return max_pool_gradient(winner_MC, grad_MC, kernel_map), None
+
+
+def max_pool_gradient(winner_MC: Tensor, grad_MC: Tensor, kernel_map: KernelMap) -> Tensor:
+    """Returns the gradient [N, C] of pooled features, with operations that autograd can
+    differentiate; ``winner_MC``: the offset of the largest input of each window.
+    """
+    if kernel_map.parent_N is not None and kernel_map.offset_N is not None:
+        own_NC = winner_MC.index_select(0, kernel_map.parent_N)
+        own_NC = own_NC == kernel_map.offset_N.to(winner_MC.dtype)[:, None]
+        return grad_MC.index_select(0, kernel_map.parent_N).mul_(own_NC)
+    # For each input, the sum of the gradients of all windows in which it is the maximum.
+    grad_NC = grad_MC.new_zeros(kernel_map.num_inputs, grad_MC.shape[1])
+    for k, (outputs_P, inputs_P) in enumerate(kernel_map.derived("pairs", pairs_by_offset)):
+        is_winner_PC = winner_MC.index_select(0, outputs_P) == k
+        share_PC = grad_MC.index_select(0, outputs_P).mul_(is_winner_PC)
+        # At one offset each input is read by at most one window, so that rows never collide.
+        grad_NC.index_copy_(0, inputs_P, share_PC.add_(grad_NC.index_select(0, inputs_P)))
+    return grad_NC
+
+
+def _by_sample(feats_NC: Tensor, rows_BL: Tensor, padding: float) -> Tensor:
+    padded = torch.cat([feats_NC, feats_NC.new_full((1, feats_NC.shape[1]), padding)])
+    return padded.index_select(0, rows_BL.view(-1)).view(*rows_BL.shape, feats_NC.shape[1])
+
+
+class _GlobalMax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, feats_NC: Tensor, rows_BL: Tensor, counts_B: Tensor) -> Tensor:
+        batch, longest = rows_BL.shape
+        ctx.num_rows = feats_NC.shape[0]
+        if longest == 0:
+            ctx.save_for_backward(rows_BL.new_empty(batch, feats_NC.shape[1]))
+            return feats_NC.new_zeros(batch, feats_NC.shape[1])
+        best, place_BC = _by_sample(feats_NC, rows_BL, -torch.inf).max(1)
+        # Row N, one past the features, takes the gradients of samples without sites.
+        ctx.save_for_backward(rows_BL.gather(1, place_BC))
+        return best.masked_fill_(counts_B[:, None] == 0, 0)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BC: Tensor) -> tuple[Tensor, None, None]:
+        (winner_BC,) = ctx.saved_tensors
+        grad = grad_BC.new_zeros(ctx.num_rows + 1, grad_BC.shape[1])
+        if ctx.num_rows:
+            grad.scatter_(0, winner_BC, grad_BC)
+        return grad[: ctx.num_rows], None, None
+
+
+class _GlobalMean(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, feats_NC: Tensor, batch_N: Tensor, rows_BL: Tensor, counts_B: Tensor
+    ) -> Tensor:
+        # Cached indices may be inference tensors, which cannot be saved for backward.
+        save(ctx, derived=(batch_N, counts_B))
+        total_BC = _by_sample(feats_NC, rows_BL, 0.0).sum(1)
+        return total_BC / counts_B.clamp(min=1)[:, None].to(total_BC.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BC: Tensor) -> tuple[Tensor, None, None, None]:
+        _, (batch_N, counts_B) = saved(ctx)
+        share_BC = grad_BC / counts_B.clamp(min=1)[:, None].to(grad_BC.dtype)
+        return share_BC.index_select(0, batch_N), None, None, None

@@ -1,0 +1,109 @@
+"""Sparse layers by Triton's kernels."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sparsepipe.errors import BackendError
+from sparsepipe.sparse.backends.convolution import convolve
+from sparsepipe.sparse.backends.native import NativeBackend, at_level, operands
+from sparsepipe.sparse.backends.triton.configurations import INTERPRETED
+from sparsepipe.sparse.backends.triton.convolution import Convolution
+from sparsepipe.sparse.backends.triton.levels import kernel_map
+from sparsepipe.sparse.backends.triton.pooling import GlobalPool, MaxPool
+from sparsepipe.sparse.kernel_spec import KernelSpec
+from sparsepipe.sparse.tensor import SparseTensor
+
+log = logging.getLogger(__name__)
+
+_MOST_OFFSETS = 32
+
+
+@dataclass(frozen=True)
+class TritonBackend(NativeBackend):
+    """Convolves and pools with a few kernels a layer, on GPUs from sm 8.0 on.
+
+    Computes in float16, bfloat16, and float32 with TF32. Results repeat bit for bit, and are those
+    of the native backend but for rounding. The native backend computes float64, float32 where
+    ``torch.set_float32_matmul_precision`` is "highest", windows of more than 32 offsets, and second
+    derivatives; what goes to it is logged once.
+    """
+
+    name: ClassVar[str] = "triton"
+
+    def conv3d(
+        self, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
+    ) -> SparseTensor:
+        """As :class:`.Backend` says; raises a BackendError if the device or the kernel is wrong."""
+        check_device(x.device)
+        feats, kernel, bias = operands(x.feats, kernel, bias, spec)
+        if (spec.volume == 1 and spec.is_submanifold) or not _suits(feats.dtype, spec):
+            return super().conv3d(x, kernel, bias, spec)
+        found = kernel_map(x.cache, spec)
+        if found.num_inputs and found.num_outputs:
+            out = Convolution.apply(feats, kernel, bias, found)  # type: ignore[no-untyped-call]
+        else:
+            out = convolve(feats, kernel, found) + (0 if bias is None else bias)
+        return at_level(x, out, found.output or x.cache, spec)
+
+    def max_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
+        """As :class:`.Backend` says."""
+        check_device(x.device)
+        if not _suits(x.dtype, spec) or not len(x):
+            return super().max_pool3d(x, spec)
+        found = kernel_map(x.cache, spec)
+        out = MaxPool.apply(x.feats, found)  # type: ignore[no-untyped-call]
+        return at_level(x, out, found.output or x.cache, spec)
+
+    def global_max_pool(self, x: SparseTensor) -> Tensor:
+        """As of :class:`.NativeBackend`."""
+        out: Tensor | None = _global_pool(x, takes_largest=True)
+        return super().global_max_pool(x) if out is None else out
+
+    def global_avg_pool(self, x: SparseTensor) -> Tensor:
+        """As of :class:`.NativeBackend`."""
+        out: Tensor | None = _global_pool(x, takes_largest=False)
+        return super().global_avg_pool(x) if out is None else out
+
+
+def check_device(device: torch.device) -> None:
+    """Raises a BackendError if Triton's kernels cannot run on a device."""
+    is_cuda = device.type == "cuda"
+    if not INTERPRETED and not (is_cuda and torch.cuda.get_device_capability(device) >= (8, 0)):
+        raise BackendError(
+            f"the kernels of the triton backend do not run on {device}",
+            remedy="use a GPU from compute capability 8.0 on (of Ampere or later), or backend=auto,"
+            " which computes natively elsewhere",
+        )
+
+
+def _suits(dtype: torch.dtype, spec: KernelSpec) -> bool:
+    wide = dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    if spec.volume > _MOST_OFFSETS:
+        _tell(f"windows of {spec.volume} offsets (at most {_MOST_OFFSETS})")
+        return False
+    if dtype == torch.float64 or (wide and not INTERPRETED):
+        _tell("float64" if dtype == torch.float64 else "float32 of the highest precision")
+        return False
+    return True
+
+
+@cache
+def _tell(what: str) -> None:
+    log.info("the native backend computes sparse layers with %s", what)
+
+
+def _global_pool(x: SparseTensor, *, takes_largest: bool) -> Tensor | None:
+    level = x.cache.on_device
+    if level is None or not level.in_order or x.dtype == torch.float64 or not len(x):
+        return None
+    out: Tensor = GlobalPool.apply(  # type: ignore[no-untyped-call]
+        x.feats, x.coords, x.batch_size, takes_largest
+    )
+    return out

@@ -1,0 +1,114 @@
+"""Block sizes of the kernels: those measured for a card from a file, else by a rule.
+
+Nothing is tuned while a network trains: other block sizes add numbers in another order, so that
+ranks and resumed runs would differ.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+import triton
+from torch import Tensor
+
+Kind = Literal["pass", "weights"]
+"""What a kernel computes: features, or the gradient of weights."""
+INTERPRETED: bool = triton.knobs.runtime.interpret
+"""Whether Triton's interpreter runs the kernels, on a CPU."""
+TABLE = Path(__file__).with_name("configurations.csv")
+_CHANNELS = 512
+_FEW_PROGRAMS = 264
+"""Twice the multiprocessors of the largest cards: with fewer programs, blocks are smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """How a kernel divides its work.
+
+    Attributes:
+        rows: block of the result's rows: input channels for ``weights``, a tile's rows for ``pass``.
+        columns: block of the result's columns, output channels.
+        reduced: block of what is added up: pairs for ``weights``, input channels for ``pass``.
+        warps: number of warps of a program.
+        stages: number of blocks that are loaded ahead.
+    """
+
+    rows: int
+    columns: int
+    reduced: int
+    warps: int
+    stages: int
+
+
+def configuration(like: Tensor, kind: Kind, channels: int, width: int, rows: int) -> Configuration:
+    """Returns the configuration for a kernel.
+
+    Args:
+        like: features, whose device and dtype count.
+        kind: what the kernel computes.
+        channels: number of input channels.
+        width: number of output channels.
+        rows: number of output rows.
+    """
+    name = "cpu"
+    if like.device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(like.device)
+        name = f"sm_{major}{minor}"
+    bits = 8 * like.element_size()
+    key = (name, bits, kind, *(_up(min(each, _CHANNELS)) for each in (channels, width)))
+    return measured().get((*key, rows.bit_length())) or by_rule(kind, bits, channels, width, rows)
+
+
+def by_rule(kind: Kind, bits: int, channels: int, width: int, rows: int) -> Configuration:
+    """Returns the configuration for what no file knows; arguments as of :func:`configuration`.
+
+    ``bits``: those of a feature.
+    """
+    reduced = 64 if bits == 16 else 32
+    if kind == "weights":
+        blocks = (min(64, _up(each)) for each in (channels, width))
+        return Configuration(*blocks, reduced=reduced, warps=4, stages=3)
+    columns = min(128, _up(width))
+    if columns == 128 and triton.cdiv(rows, 64) * triton.cdiv(width, 128) < _FEW_PROGRAMS:
+        columns = 64
+    wide = columns == 128
+    return Configuration(
+        rows=64,
+        columns=columns,
+        reduced=min(reduced, _up(channels)),
+        warps=8 if wide else 4,
+        stages=3 if wide else 4,
+    )
+
+
+def _up(size: int) -> int:
+    return max(16, int(triton.next_power_of_2(size)))
+
+
+@cache
+def measured() -> dict[tuple[str | int, ...], Configuration]:
+    """The configurations in the file, by architecture (such as ``sm_90``), bits of a feature, kind,
+    input and output channels, rounded up to powers of 2, and bits of the number of rows.
+    """
+    with TABLE.open(encoding="ascii", newline="") as file:
+        rows = list(csv.reader(file))[1:]
+    return {
+        (name, int(bits), kind, *map(int, key)): Configuration(*map(int, values))
+        for name, bits, kind, *numbers in rows
+        for key, values in [(numbers[:3], numbers[3:])]
+    }
+
+
+def precision_of(feats: Tensor) -> str:
+    """Returns how matrix instructions take float32; in 16 bits it does not matter."""
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def is_upcast(feats: Tensor) -> bool:
+    """Returns whether a product needs float32: the interpreter multiplies bfloat16's bits."""
+    return INTERPRETED and feats.dtype == torch.bfloat16
