@@ -24,6 +24,9 @@ CHECK_DATA = "SPARSEPIPE_TEST_DATA"
 # memory (seen on an AMD EPYC), and bits that tests compare differ between processes. It is read
 # at the first product, and inherited by the processes that tests start.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+# Where no GPU is, Triton's interpreter runs its kernels; it is told so before they are defined.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_configure() -> None:

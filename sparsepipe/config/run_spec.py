@@ -86,8 +86,11 @@ _NAMES_IN_IDENTITY = {
     "sparsepipe.tasks.profile.ProfileLayers": "sparsepipe.experiment.profile.profile",
     "sparsepipe.tasks.simulate.Simulate": "sparsepipe.experiment.simulate.simulate",
     "sparsepipe.tasks.train.Train": "sparsepipe.experiment.train.train",
+    "sparsepipe.sparse.AutoBackend": "sparsepipe.sparse.NativeBackend",
 }
-"""Names of tasks in identities, which must stay the same when a task moves to another module."""
+"""Targets by another name in identities: tasks have moved to other modules, and on a CPU the
+automatic backend is the native one, which was the default before.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,10 +226,8 @@ class RunSpec(Config):
         """
         flat = flatten(self._values)
         drops = (*NOT_IDENTITY, *getattr(self.task.locate(), "not_identity", ()))
-        task = flat["task._target_"]
-        flat["task._target_"] = _NAMES_IN_IDENTITY.get(task, task)
         return {
-            key: value
+            key: _NAMES_IN_IDENTITY.get(value, value) if key.endswith("_target_") else value
             for key, value in flat.items()
             if not is_below(key, drops) and not (key in _LEFT_OUT_AT and _LEFT_OUT_AT[key] == value)
         }

@@ -114,6 +114,8 @@ def prepare(run: ResolvedRun) -> ResolvedRun:
     if run.places != places_for(inventory, None, ranks=run.ranks, nodes=nodes):
         # Most runs take devices in the inventory's order; any other order gives another run id.
         known["devices"] = [places(inventory).index(place) for place in run.places]
+    if run.accelerator == "cuda" and spec.backend and spec.backend.name == "AutoBackend":
+        known["backend"] = "auto"  # rounds unlike the native one, for which it stands on a CPU
     if (search := spec.plan_search) is not None:
         known["search"] = {**asdict(search), "profiles": profiles}
     elif automatic:

@@ -199,7 +199,7 @@ def _differences(
             threads = os.environ.get("OMP_NUM_THREADS", str(share))
         conditions = {
             "slowdown": device.slowdown,
-            "backend": backend_name(spec),
+            "backend": backend_name(spec, device.accelerator),
             "device": device.name,
             "dtype": dtype_of(spec),
             "optimizer": optimizer_words(spec),
@@ -216,9 +216,12 @@ def _differences(
                 yield name, f"{device.name} was measured with {name} {was}, not {wanted}"
 
 
-def backend_name(spec: RunSpec) -> str | None:
-    """Name of the backend that computes sparse layers; None without such layers."""
-    return spec.backend.name if spec.backend else None
+def backend_name(spec: RunSpec, accelerator: str) -> str | None:
+    """Name of the backend that computes sparse layers; None without such layers, and where a GPU
+    chooses for itself.
+    """
+    name = spec.backend.name if spec.backend else None
+    return name if name != "AutoBackend" else "NativeBackend" if accelerator == "cpu" else None
 
 
 def optimizer_words(spec: RunSpec) -> str:

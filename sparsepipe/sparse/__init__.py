@@ -1,6 +1,7 @@
 """Sparse tensors and the layers that act on them."""
 
 from sparsepipe.sparse.backends import Backend
+from sparsepipe.sparse.backends.auto import AutoBackend
 from sparsepipe.sparse.backends.native import NativeBackend
 from sparsepipe.sparse.kernel_map import CoordinateCache, derived_tensors, watching_kernel_maps
 from sparsepipe.sparse.kernel_spec import KernelSpec
@@ -17,6 +18,7 @@ from sparsepipe.sparse.layers import (
 from sparsepipe.sparse.tensor import SparseTensor, add, sparse_collate
 
 __all__ = [
+    "AutoBackend",
     "Backend",
     "BatchNorm",
     "Conv3d",

@@ -11,7 +11,7 @@ from torch import Tensor
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """Returns the stream of a device, always the same."""
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def copied_beside(tensor: Tensor, device: torch.device) -> Tensor:

@@ -13,6 +13,7 @@ from sparsepipe.errors import CoordinateError
 from sparsepipe.sparse.coordinates import MAX_COORDINATE, linear_keys
 from sparsepipe.sparse.kernel_map import CoordinateCache
 from sparsepipe.sparse.kernel_spec import Triple, as_triple
+from sparsepipe.sparse.side_stream import copied_beside
 
 
 class SparseTensor:
@@ -113,7 +114,10 @@ class SparseTensor:
         feats = self.feats.to(*args, **kwargs)
         # With non_blocking as a positional argument, the copy of the coordinates blocks.
         non_blocking = bool(kwargs.get("non_blocking", False))
-        coords = self.coords.to(feats.device, non_blocking=non_blocking)
+        if non_blocking and self.coords.is_pinned() and feats.is_cuda:
+            coords = copied_beside(self.coords, feats.device)  # of which maps are made beside, too
+        else:
+            coords = self.coords.to(feats.device, non_blocking=non_blocking)
         # The cache belongs to the coordinates, so it stays only if they were not copied.
         cache = self._cache if coords is self.coords else None
         return _rebuild(feats, coords, self._context(), cache)

@@ -42,6 +42,7 @@ from sparsepipe.profiling.measure import measure
 from sparsepipe.runs.randomness import seed_epoch
 from sparsepipe.runtime.microbatches import split
 from sparsepipe.runtime.slowdown import Slowdown
+from sparsepipe.sparse.backends.auto import chosen
 from sparsepipe.strategies.pipeline.stage_plan import find_layers
 from sparsepipe.strategies.pipeline.steps import run_until_layers
 from sparsepipe.tasks.domain_parts import of_domains, parts_of, state_of
@@ -237,7 +238,8 @@ def _meta(
         "device": place.name,
         "slowdown": place.slowdown,
         "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
-        "backend": backend_name(run.spec),
+        "backend": backend_name(run.spec, run.accelerator)
+        or (run.spec.backend and type(chosen(run.own_device)).__name__),
         "threads": torch.get_num_threads(),
         "versions": {name: metadata.version(name) for name in ("torch", "numpy")},
         "source": "task=profile",

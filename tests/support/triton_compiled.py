@@ -80,6 +80,7 @@ def source(fn: JITFunction, given: dict[str, Any]) -> ASTSource:
 
 
 def main() -> None:
+    torch.set_float32_matmul_precision("high")
     JITFunction.run = note  # type: ignore[method-assign]
     channels = [(64, 64), (16, 16), (64, 128), (256, 256), (512, 512), (1, 64), (4, 32), (24, 40)]
     launch_all(channels, [torch.float16, torch.float32])

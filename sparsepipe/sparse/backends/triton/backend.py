@@ -17,6 +17,7 @@ from sparsepipe.sparse.backends.triton.configurations import INTERPRETED
 from sparsepipe.sparse.backends.triton.convolution import Convolution
 from sparsepipe.sparse.backends.triton.levels import kernel_map
 from sparsepipe.sparse.backends.triton.pooling import GlobalPool, MaxPool
+from sparsepipe.sparse.kernel_map import KernelMap
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.tensor import SparseTensor
 
@@ -47,10 +48,16 @@ class TritonBackend(NativeBackend):
             return super().conv3d(x, kernel, bias, spec)
         found = kernel_map(x.cache, spec)
         if found.num_inputs and found.num_outputs:
-            out = Convolution.apply(feats, kernel, bias, found)  # type: ignore[no-untyped-call]
+            out = self._convolve(feats, kernel, bias, found)
         else:
             out = convolve(feats, kernel, found) + (0 if bias is None else bias)
         return at_level(x, out, found.output or x.cache, spec)
+
+    def _convolve(
+        self, feats: Tensor, kernel: Tensor, bias: Tensor | None, kernel_map: KernelMap
+    ) -> Tensor:
+        out: Tensor = Convolution.apply(feats, kernel, bias, kernel_map)  # type: ignore[no-untyped-call]
+        return out
 
     def max_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
         """As :class:`.Backend` says."""

@@ -31,7 +31,7 @@ class Configuration:
     """How a kernel divides its work.
 
     Attributes:
-        rows: block of the result's rows: input channels for ``weights``, a tile's rows for ``pass``.
+        rows: block of the result's rows: input channels for ``weights``, a tile for ``pass``.
         columns: block of the result's columns, output channels.
         reduced: block of what is added up: pairs for ``weights``, input channels for ``pass``.
         warps: number of warps of a program.
@@ -60,8 +60,9 @@ def configuration(like: Tensor, kind: Kind, channels: int, width: int, rows: int
         major, minor = torch.cuda.get_device_capability(like.device)
         name = f"sm_{major}{minor}"
     bits = 8 * like.element_size()
-    key = (name, bits, kind, *(_up(min(each, _CHANNELS)) for each in (channels, width)))
-    return measured().get((*key, rows.bit_length())) or by_rule(kind, bits, channels, width, rows)
+    sizes = (*(_up(min(each, _CHANNELS)) for each in (channels, width)), rows.bit_length())
+    known = measured().get((name, bits, kind, *sizes))
+    return known or by_rule(kind, bits, channels, width, rows)
 
 
 def by_rule(kind: Kind, bits: int, channels: int, width: int, rows: int) -> Configuration:
@@ -71,8 +72,8 @@ def by_rule(kind: Kind, bits: int, channels: int, width: int, rows: int) -> Conf
     """
     reduced = 64 if bits == 16 else 32
     if kind == "weights":
-        blocks = (min(64, _up(each)) for each in (channels, width))
-        return Configuration(*blocks, reduced=reduced, warps=4, stages=3)
+        height, columns = (min(64, _up(each)) for each in (channels, width))
+        return Configuration(height, columns, reduced, warps=4, stages=3)
     columns = min(128, _up(width))
     if columns == 128 and triton.cdiv(rows, 64) * triton.cdiv(width, 128) < _FEW_PROGRAMS:
         columns = 64

@@ -124,9 +124,9 @@ def _make_levels(cache: CoordinateCache, spec: KernelSpec) -> Level:
     )
     own = Level(Sites(coords_N4, extent, table), found[1:], (), needs)
     levels = {own.path: own}
-    for path, window in sorted(needs, key=lambda key: len(key[0])):
-        if not window.is_submanifold:
-            made = _coarser(levels[path], window, batch_size=batch)
+    for path, foreseen in sorted(needs, key=lambda key: len(key[0])):
+        if not foreseen.is_submanifold:
+            made = _coarser(levels[path], foreseen, batch_size=batch)
             levels[made.path] = made
     coarser = [level for path, level in levels.items() if path]
     bits, *numbers = torch.cat([found[:1], *(level.number for level in coarser)]).tolist()

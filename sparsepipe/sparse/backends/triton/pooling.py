@@ -26,8 +26,7 @@ class MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, feats_NC: Tensor, kernel_map: KernelMap) -> Tensor:
         feats_NC, rows_KM = feats_NC.contiguous(), kernel_map.neighbours_KM
-        volume, count = rows_KM.shape
-        channels = feats_NC.shape[1]
+        count, channels = rows_KM.shape[1], feats_NC.shape[1]
         best_MC = feats_NC.new_empty(count, channels)
         winner_MC = feats_NC.new_empty(count, channels, dtype=torch.int8)
         grid = (triton.cdiv(count, _ROWS), triton.cdiv(channels, _CHANNELS))

@@ -110,7 +110,8 @@ def window(spec: KernelSpec) -> dict[str, int]:
 
 @triton.jit
 def _find(
-    coords_ptr, table_ptr, bits_ptr, sources_ptr, masks_ptr, numbers_ptr, M, stride, blocks, X, Y, Z,
+    coords_ptr, table_ptr, bits_ptr, sources_ptr, masks_ptr, numbers_ptr, M, stride, blocks,
+    X, Y, Z,
     SX: tl.constexpr, SY: tl.constexpr, SZ: tl.constexpr, TX: tl.constexpr, TY: tl.constexpr,
     TZ: tl.constexpr, DX: tl.constexpr, DY: tl.constexpr, DZ: tl.constexpr, BX: tl.constexpr,
     BY: tl.constexpr, BZ: tl.constexpr, K: tl.constexpr, MODE: tl.constexpr, BLOCK: tl.constexpr,

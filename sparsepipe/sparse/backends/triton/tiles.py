@@ -15,7 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparsepipe.sparse.backends.triton.rows import BLOCK, Rows, bits_of, find_rows, known_rows
+from sparsepipe.sparse.backends.triton.rows import (
+    BLOCK,
+    Rows,
+    Sites,
+    bits_of,
+    find_rows,
+    known_rows,
+)
 from sparsepipe.sparse.kernel_map import KernelMap, invert_rows
 from sparsepipe.sparse.kernel_spec import KernelSpec
 
@@ -106,7 +113,8 @@ def _kept(kernel_map: KernelMap, name: str, make: Callable[[KernelMap], T]) -> T
 
 
 def _input_rows(own: KernelMap) -> Rows:
-    if (sites := own.derived(SITES, lambda _: None)) is not None:
+    sites: tuple[Sites, Sites] | None = own.derived(SITES, lambda _: None)
+    if sites is not None:
         return find_rows(*sites, own.spec, of="inputs")
     return known_rows(invert_rows(own.neighbours_KM, own.num_inputs), own.spec)
 

@@ -1,0 +1,115 @@
+"""spconv-triton's implicit products as a backend, fed with this package's maps and masks."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsepipe.errors import BackendError
+from sparsepipe.sparse.backends.convolution import differentiable_gradients
+from sparsepipe.sparse.backends.triton.backend import TritonBackend
+from sparsepipe.sparse.backends.triton.narrow import MOST_CHANNELS
+from sparsepipe.sparse.backends.triton.tiles import input_rows, input_tiles, output_tiles
+from sparsepipe.sparse.kernel_map import KernelMap
+from sparsepipe.sparse.saved_tensors import save, saved
+
+_MASKS = [np.array([0xFFFFFFFF], np.uint32)]
+
+
+@dataclass(frozen=True)
+class SpconvTritonBackend(TritonBackend):
+    """Convolves with spconv-triton; kernel maps, narrow layers and pooling are those of Triton.
+
+    spconv-triton times configurations at each new shape, so that the first steps are slow, and
+    another run may choose others and round otherwise.
+
+    Raises:
+        BackendError: spconv-triton is not installed.
+    """
+
+    name: ClassVar[str] = "spconv_triton"
+
+    def __post_init__(self) -> None:
+        if importlib.util.find_spec("spconv_triton") is None:
+            raise BackendError(
+                "spconv-triton is not installed",
+                remedy='run pip install "sparsepipe[spconv-triton]", or use backend=auto',
+            )
+
+    def _convolve(
+        self, feats: Tensor, kernel: Tensor, bias: Tensor | None, kernel_map: KernelMap
+    ) -> Tensor:
+        if kernel.shape[1] <= MOST_CHANNELS:
+            return super()._convolve(feats, kernel, bias, kernel_map)
+        out: Tensor = _Convolution.apply(feats, kernel, kernel_map)  # type: ignore[no-untyped-call]
+        return out if bias is None else out + bias
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Tensor:
+        from spconv_triton.pytorch import ops
+
+        save(ctx, feats_NC, kernel_KCD, derived=kernel_map)
+        out: Tensor = ops.implicit_gemm(
+            feats_NC,
+            kernel_KCD.permute(2, 0, 1).contiguous(),
+            kernel_map.neighbours_KM,
+            *_masked(kernel_map.neighbours_KM, output_tiles(kernel_map).order_M),
+            kernel_map.num_outputs,
+            _MASKS,
+            is_train=True,
+            is_subm=kernel_map.spec.is_submanifold,
+            fp32_accum=True,
+        )[0]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        from spconv_triton.pytorch import ops
+
+        (feats_NC, kernel_KCD), kernel_map = saved(ctx)
+        if torch.is_grad_enabled():  # for a second derivative
+            need_feats, need_kernel, _ = ctx.needs_input_grad
+            grads = differentiable_gradients(
+                feats_NC,
+                kernel_KCD,
+                grad_MD,
+                kernel_map,
+                need_feats=need_feats,
+                need_kernel=need_kernel,
+            )
+            return (*grads, None)
+        readers_KN = input_rows(kernel_map).sources_KM
+        masks, orders = zip(
+            _masked(kernel_map.neighbours_KM, output_tiles(kernel_map).order_M),
+            _masked(readers_KN, input_tiles(kernel_map).order_M),
+            strict=True,
+        )
+        grad_feats, grad_DKC = ops.implicit_gemm_backward(
+            feats_NC,
+            kernel_KCD.permute(2, 0, 1).contiguous(),
+            grad_MD,
+            kernel_map.neighbours_KM,
+            readers_KN,
+            *masks,
+            *orders,
+            torch.Tensor(),
+            _MASKS,
+            -1,
+            is_subm=kernel_map.spec.is_submanifold,
+            fp32_accum=True,
+        )
+        return grad_feats, grad_DKC.permute(1, 2, 0), None
+
+
+def _masked(rows_KM: Tensor, order_M: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns what the library wants to know of rows: an order, and in it the bits of offsets."""
+    bits_K = torch.arange(rows_KM.shape[0], dtype=torch.int32, device=rows_KM.device)
+    masks_M = ((rows_KM >= 0).int() << bits_K[:, None]).sum(0, dtype=torch.int32)
+    return [masks_M.index_select(0, order_M)], [order_M.int()]
