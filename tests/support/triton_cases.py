@@ -42,6 +42,15 @@ def sites(case: Case, *, batch_size: int = 3, seed: int = 0) -> Tensor:
     return some[torch.randperm(len(some), generator=random)]
 
 
+def scattered(case: Case, *, batch_size: int, seed: int) -> SparseTensor:
+    """A minibatch in the order of its samples, as a loader makes it, with random features."""
+    coords = sites(case, batch_size=batch_size, seed=seed)
+    coords = coords[coords[:, 0].argsort(stable=True)]
+    random = torch.Generator().manual_seed(seed)
+    feats = torch.randn(len(coords), case.channels, generator=random).to(case.dtype)
+    return SparseTensor(feats, coords, spatial_shape=case.extent, batch_size=batch_size)
+
+
 def distance(found: Tensor, expected: Tensor) -> float:
     """Largest difference, as a share of the largest number."""
     if not expected.numel():

@@ -48,7 +48,7 @@ class Convolution(torch.autograd.Function):
         weights_KCD = kernel_KCD
         if kernel_KCD.dtype == torch.float32:
             weights_KCD = kernel_KCD.transpose(1, 2).contiguous().transpose(1, 2)
-        return _pass(feats_NC, weights_KCD, bias_D, output_tiles(kernel_map))
+        return add_products(feats_NC, weights_KCD, bias_D, output_tiles(kernel_map))
 
     @staticmethod
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, ...]:
@@ -70,7 +70,7 @@ class Convolution(torch.autograd.Function):
         if need_feats:
             is_mirrored = kernel_map.spec.is_symmetric
             weights_KDC, tiles = kernel_KCD.transpose(1, 2), input_tiles(kernel_map)
-            grad_feats = _pass(grad_MD, weights_KDC, None, tiles, is_mirrored=is_mirrored)
+            grad_feats = add_products(grad_MD, weights_KDC, None, tiles, is_mirrored=is_mirrored)
         if need_kernel:
             gradient = weight_gradient
             if kernel_KCD.shape[1] <= MOST_CHANNELS:
@@ -79,7 +79,7 @@ class Convolution(torch.autograd.Function):
         return grad_feats, grad_kernel, grad_bias, None
 
 
-def _pass(
+def add_products(
     feats_NC: Tensor,
     kernel_KCD: Tensor,
     bias_D: Tensor | None,

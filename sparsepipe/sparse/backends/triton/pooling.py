@@ -70,7 +70,7 @@ class GlobalPool(torch.autograd.Function):
         notes_BC = coords_N4.new_empty(batch_size, channels)
         _pool_samples[(batch_size, triton.cdiv(channels, _CHANNELS))](
             feats_NC.contiguous(), coords_N4, out_BC, notes_BC, count, count.bit_length(),
-            C=channels, TAKES_LARGEST=takes_largest, BM=_ROWS, BC=_CHANNELS,
+            C=channels, TAKES_LARGEST=takes_largest, BM=_ROWS // 2, BC=_CHANNELS,
         )  # fmt: skip
         ctx.takes_largest = takes_largest
         save(ctx, notes_BC, derived=coords_N4)
@@ -188,7 +188,7 @@ def _pool_samples(
         ).to(tl.float32)
     else:
         note = tl.zeros([BC], tl.int32) + (end - begin)
-        result = total / tl.maximum(note, 1).to(tl.float32)
+        result = total * (1.0 / tl.maximum(end - begin, 1).to(tl.float32))
     out = batch.to(tl.int64) * C + c
     tl.store(out_ptr + out, result.to(out_ptr.dtype.element_ty), mask=c < C)
     tl.store(notes_ptr + out, note, mask=c < C)
