@@ -6,6 +6,7 @@ from sparsepipe.sparse.backends.native import NativeBackend
 from sparsepipe.sparse.kernel_map import CoordinateCache, derived_tensors, watching_kernel_maps
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.layers import (
+    AvgPool3d,
     BatchNorm,
     Conv3d,
     Dropout,
@@ -19,6 +20,7 @@ from sparsepipe.sparse.tensor import SparseTensor, add, sparse_collate
 
 __all__ = [
     "AutoBackend",
+    "AvgPool3d",
     "Backend",
     "BatchNorm",
     "Conv3d",

@@ -152,6 +152,18 @@ class MaxPool3d(nn.Module):
         )
 
 
+class AvgPool3d(MaxPool3d):
+    """Takes, in each channel, the mean of the features of the occupied voxels of each window.
+
+    Arguments are those of :class:`MaxPool3d`; a backend without average pooling leaves it to the
+    default one.
+    """
+
+    def forward(self, x: SparseTensor) -> SparseTensor:
+        backend = self.backend if isinstance(self.backend, NativeBackend) else AutoBackend()
+        return backend.avg_pool3d(x, self.spec)
+
+
 class GlobalMaxPool(nn.Module):
     """Takes each sample's largest feature in each channel, [B, C]; 0 for a sample without sites.
 

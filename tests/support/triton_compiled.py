@@ -27,7 +27,7 @@ from triton.runtime.jit import JITFunction
 from sparsepipe.sparse import SparseTensor
 from sparsepipe.sparse.backends.triton import levels
 from sparsepipe.sparse.backends.triton.convolution import Convolution
-from sparsepipe.sparse.backends.triton.pooling import GlobalPool, MaxPool
+from sparsepipe.sparse.backends.triton.pooling import AveragePool, GlobalPool, MaxPool
 from sparsepipe.sparse.kernel_spec import KernelSpec
 
 launches: list[tuple[JITFunction, dict[str, Any], dict[str, int]]] = []
@@ -60,7 +60,8 @@ def launch_all(channels: list[tuple[int, int]], dtypes: list[torch.dtype]) -> No
                 own = levels.kernel_map(x.cache, spec) if not number else x.cache.kernel_map(spec)
                 Convolution.apply(feats, kernel, None, own).sum().backward()
                 if not number and spec.size == spec.stride:
-                    MaxPool.apply(feats, own).sum().backward()
+                    for pool in (MaxPool, AveragePool):
+                        pool.apply(feats, own).sum().backward()
         for takes_largest in (True, False):
             GlobalPool.apply(feats, coords, 2, takes_largest).sum().backward()
 

@@ -36,6 +36,10 @@ class AutoBackend(NativeBackend):
         """As :class:`.Backend` says."""
         return chosen(x.device).max_pool3d(x, spec)
 
+    def avg_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
+        """As of :class:`.NativeBackend`."""
+        return chosen(x.device).avg_pool3d(x, spec)
+
     def global_max_pool(self, x: SparseTensor) -> Tensor:
         """As of :class:`.NativeBackend`."""
         return chosen(x.device).global_max_pool(x)

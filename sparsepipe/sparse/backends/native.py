@@ -58,6 +58,17 @@ class NativeBackend:
             out = x.feats.sum(0).expand(0, -1)
         return at_level(x, out, kernel_map.output or x.cache, spec)
 
+    def avg_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
+        """Takes, in each channel, the mean of the features of the input sites in each window."""
+        kernel_map = x.cache.kernel_map(spec)
+        total = x.feats.new_zeros(kernel_map.num_outputs, x.feats.shape[1])
+        # At each offset a row is in at most one pair: no sum depends on the order of threads.
+        for outputs_P, inputs_P in kernel_map.derived("pairs", pairs_by_offset):
+            total = total.index_add(0, outputs_P, x.feats.index_select(0, inputs_P))
+        counts_M = (kernel_map.neighbours_KM >= 0).sum(0)
+        out = total / counts_M[:, None] if len(x) else x.feats.sum(0).expand(0, -1)
+        return at_level(x, out, kernel_map.output or x.cache, spec)
+
     def global_max_pool(self, x: SparseTensor) -> Tensor:
         """Takes each sample's largest feature in each channel, [B, C]; 0 without sites.
 

@@ -1,4 +1,4 @@
-"""Max-pooling against dense max-pooling, values and gradients exactly."""
+"""Pooling against dense pooling: the largest and its gradients exactly, the mean closely."""
 
 import pytest
 import torch
@@ -78,3 +78,22 @@ def test_empty_tensor():
     assert y.feats.shape == (0, 3)
     y.feats.sum().backward()
     assert feats.grad.shape == (0, 3)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(case=cases(pooling=True))
+def test_average_pooling_is_the_mean_of_occupied_voxels(case):
+    x, spec = case.tensor(torch.float64), case.spec
+    feats = x.feats.clone().requires_grad_()
+    y = BACKEND.avg_pool3d(x.replace_feats(feats), spec)
+    sums, counts = (
+        F.avg_pool3d(pad_dense(x.replace_feats(each).dense(), spec, 0.0), spec.size, spec.stride)
+        for each in (feats, torch.ones_like(feats))
+    )
+    expected = at_sites(sums / counts, y.coords)
+    torch.testing.assert_close(y.feats, expected)
+    upstream = torch.linspace(-1, 1, expected.numel(), dtype=torch.float64).view_as(expected)
+    for found, wanted in zip(
+        *(torch.autograd.grad(each, feats, upstream) for each in (y.feats, expected)), strict=True
+    ):
+        torch.testing.assert_close(found, wanted)

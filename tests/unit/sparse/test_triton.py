@@ -100,6 +100,7 @@ def test_no_site_and_one_site(count: int, window: KernelSpec) -> None:
             lambda by, x, window=window: by.max_pool3d(x, window).feats
             for window in (KernelSpec.for_pooling(2), KernelSpec.for_pooling(3, stride=2))
         ),
+        lambda by, x: by.avg_pool3d(x, KernelSpec.for_pooling(3, stride=2)).feats,
         lambda by, x: by.global_max_pool(x),
         lambda by, x: by.global_avg_pool(x),
     ],

@@ -55,6 +55,7 @@ def test_convolutions_and_their_gradients(case: Case, kind: type[TritonBackend])
     [
         lambda by, x: by.max_pool3d(x, KernelSpec.for_pooling(2)).feats,
         lambda by, x: by.max_pool3d(x, KernelSpec.for_pooling(3, stride=2)).feats,
+        lambda by, x: by.avg_pool3d(x, KernelSpec.for_pooling(3, stride=2)).feats,
         lambda by, x: by.global_max_pool(x),
         lambda by, x: by.global_avg_pool(x),
     ],

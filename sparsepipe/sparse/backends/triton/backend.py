@@ -16,7 +16,7 @@ from sparsepipe.sparse.backends.native import NativeBackend, at_level, operands
 from sparsepipe.sparse.backends.triton.configurations import INTERPRETED
 from sparsepipe.sparse.backends.triton.convolution import Convolution
 from sparsepipe.sparse.backends.triton.levels import kernel_map
-from sparsepipe.sparse.backends.triton.pooling import GlobalPool, MaxPool
+from sparsepipe.sparse.backends.triton.pooling import AveragePool, GlobalPool, MaxPool
 from sparsepipe.sparse.kernel_map import KernelMap
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.tensor import SparseTensor
@@ -66,6 +66,15 @@ class TritonBackend(NativeBackend):
             return super().max_pool3d(x, spec)
         found = kernel_map(x.cache, spec)
         out = MaxPool.apply(x.feats, found)  # type: ignore[no-untyped-call]
+        return at_level(x, out, found.output or x.cache, spec)
+
+    def avg_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
+        """As of :class:`.NativeBackend`."""
+        check_device(x.device)
+        if not _suits(x.dtype, spec) or not len(x):
+            return super().avg_pool3d(x, spec)
+        found = kernel_map(x.cache, spec)
+        out = AveragePool.apply(x.feats, found)  # type: ignore[no-untyped-call]
         return at_level(x, out, found.output or x.cache, spec)
 
     def global_max_pool(self, x: SparseTensor) -> Tensor:

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparsepipe.sparse.backends.convolution import pairs_by_offset
 from sparsepipe.sparse.backends.native import max_pool_gradient
 from sparsepipe.sparse.backends.triton.tiles import input_rows
 from sparsepipe.sparse.kernel_map import KernelMap
@@ -52,6 +53,43 @@ class MaxPool(torch.autograd.Function):
             C=channels, K=volume, BM=_ROWS, BC=_CHANNELS,
         )  # fmt: skip
         return grad_NC, None
+
+
+class AveragePool(torch.autograd.Function):
+    """Mean of the inputs of each window, [M, C]."""
+
+    @staticmethod
+    def forward(ctx: Any, feats_NC: Tensor, kernel_map: KernelMap) -> Tensor:
+        counts_M = feats_NC.new_empty(kernel_map.num_outputs, dtype=torch.int32)
+        save(ctx, counts_M, derived=kernel_map)
+        return _average_rows(feats_NC, kernel_map.neighbours_KM, counts_M, is_backward=False)
+
+    @staticmethod
+    def backward(ctx: Any, grad_MC: Tensor) -> tuple[Tensor, None]:
+        (counts_M,), kernel_map = saved(ctx)
+        if torch.is_grad_enabled():  # for a second derivative
+            share_MC = grad_MC / counts_M[:, None]
+            grad_NC = grad_MC.new_zeros(kernel_map.num_inputs, grad_MC.shape[1])
+            for outputs_P, inputs_P in kernel_map.derived("pairs", pairs_by_offset):
+                grad_NC = grad_NC.index_add(0, inputs_P, share_MC.index_select(0, outputs_P))
+            return grad_NC, None
+        readers_KN = input_rows(kernel_map).sources_KM
+        return _average_rows(grad_MC, readers_KN, counts_M, is_backward=True), None
+
+
+def _average_rows(
+    feats_NC: Tensor, rows_KM: Tensor, counts: Tensor, *, is_backward: bool
+) -> Tensor:
+    """Adds up what rows read, divided by ``counts``: the number of sources of each, which is
+    written there, or in the backward pass by those of what is read.
+    """
+    (volume, rows), channels = rows_KM.shape, feats_NC.shape[1]
+    out_MC = feats_NC.new_empty(rows, channels)
+    _average[(triton.cdiv(rows, _ROWS), triton.cdiv(channels, _CHANNELS))](
+        feats_NC.contiguous(), rows_KM, counts, out_MC, rows, rows_KM.stride(0),
+        C=channels, K=volume, IS_BACKWARD=is_backward, BM=_ROWS, BC=_CHANNELS,
+    )  # fmt: skip
+    return out_MC
 
 
 class GlobalPool(torch.autograd.Function):
@@ -139,6 +177,32 @@ def _pool_backward(
         total += tl.load(grad_ptr + place, mask=has & (winner == k), other=0.0).to(tl.float32)
     out = out_ptr + row[:, None].to(tl.int64) * C + c[None, :]
     tl.store(out, total.to(out_ptr.dtype.element_ty), mask=is_place)
+
+
+@triton.jit
+def _average(
+    feats_ptr, rows_ptr, counts_ptr, out_ptr, M, stride,
+    C: tl.constexpr, K: tl.constexpr, IS_BACKWARD: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    total = tl.zeros((BM, BC), tl.float32)
+    count = tl.zeros([BM], tl.int32)
+    for k in range(K):
+        source = tl.load(rows_ptr + tl.cast(stride, tl.int64) * k + row, mask=row < M, other=-1)
+        has = source >= 0
+        place = source[:, None].to(tl.int64) * C + c[None, :]
+        read = tl.load(feats_ptr + place, mask=has[:, None] & (c < C)[None, :], other=0.0)
+        read = read.to(tl.float32)
+        if IS_BACKWARD:
+            read = read / tl.load(counts_ptr + source, mask=has, other=1)[:, None].to(tl.float32)
+        total += read
+        count += has.to(tl.int32)
+    if not IS_BACKWARD:
+        total = total / tl.maximum(count, 1)[:, None].to(tl.float32)
+        tl.store(counts_ptr + row, count, mask=(row < M) & (tl.program_id(1) == 0))
+    out = out_ptr + row[:, None].to(tl.int64) * C + c[None, :]
+    tl.store(out, total.to(out_ptr.dtype.element_ty), mask=(row < M)[:, None] & (c < C)[None, :])
 
 
 @triton.jit
