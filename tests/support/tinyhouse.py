@@ -139,6 +139,22 @@ def mlp(*, num_classes: int, width: int = 8, dropout: float = 0.0, norm: bool = 
     )
 
 
+class Multiplying(nn.Module):
+    """Notes in the file ``$MULTIPLYING`` how this process multiplies, whenever it computes."""
+
+    def forward(self, value):
+        precision = torch.get_float32_matmul_precision()
+        with Path(os.environ["MULTIPLYING"]).open("a") as notes:
+            notes.write(f"{os.getpid()} {precision} {torch.backends.cudnn.allow_tf32}\n")
+        return value
+
+
+def noting_mlp(*, num_classes: int, width: int = 8, dropout: float = 0.0, norm: bool = False):
+    return nn.Sequential(
+        Multiplying(), *mlp(num_classes=num_classes, width=width, dropout=dropout, norm=norm)
+    )
+
+
 class Hearing:
     """Notes that a signal has come to this process, which heeds it as before."""
 
