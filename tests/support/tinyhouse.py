@@ -139,20 +139,17 @@ def mlp(*, num_classes: int, width: int = 8, dropout: float = 0.0, norm: bool = 
     )
 
 
-class Multiplying(nn.Module):
-    """Notes in the file ``$MULTIPLYING`` how this process multiplies, whenever it computes."""
-
-    def forward(self, value):
-        precision = torch.get_float32_matmul_precision()
-        with Path(os.environ["MULTIPLYING"]).open("a") as notes:
-            notes.write(f"{os.getpid()} {precision} {torch.backends.cudnn.allow_tf32}\n")
-        return value
+def noting_mlp(*, num_classes: int, width: int, dropout: float, norm: bool):
+    """Notes in the file ``$MULTIPLYING`` how a process multiplies, whenever it computes."""
+    network = mlp(num_classes=num_classes, width=width, dropout=dropout, norm=norm)
+    network[0].register_forward_hook(_note_precision)
+    return network
 
 
-def noting_mlp(*, num_classes: int, width: int = 8, dropout: float = 0.0, norm: bool = False):
-    return nn.Sequential(
-        Multiplying(), *mlp(num_classes=num_classes, width=width, dropout=dropout, norm=norm)
-    )
+def _note_precision(*_):
+    words = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    with Path(os.environ["MULTIPLYING"]).open("a") as notes:
+        print(os.getpid(), *words, file=notes)
 
 
 class Hearing:
