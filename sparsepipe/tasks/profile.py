@@ -68,7 +68,8 @@ class ProfileLayers(Task):
     name: ClassVar[str] = "profile"
     alone: ClassVar[bool] = True
     # A profile does not depend on the training that it is for. The fingerprint covers the plan and
-    # what matters of the optimizer and of the trainer: ``matmul_precision``, if given.
+    # what matters of the optimizer and the trainer: a given ``matmul_precision``; a ``precision``
+    # other than float32 is refused.
     not_identity: ClassVar[tuple[str, ...]] = (
         "optim",
         "trainer",
