@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 import pytorch_lightning as pl
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from sparsepipe.models import Classifier, cnn_5x5
 from sparsepipe.models.vgg import dense_vgg, sparse_vgg
-from sparsepipe.sparse import SparseTensor, sparse_collate
+from sparsepipe.sparse import Backend, SparseTensor, sparse_collate
 
 CLASSES = 10
 DIFFERENT = 6
@@ -51,6 +52,7 @@ class Vgg:
         points: on each surface.
         batch_size: B.
         dropout: before the linear layers.
+        backend: of sparse layers; None: the default one.
     """
 
     sparse: bool
@@ -60,6 +62,7 @@ class Vgg:
     points: int
     batch_size: int
     dropout: float = 0.5
+    backend: Backend | None = None
 
     def __str__(self) -> str:
         kind = "sparse" if self.sparse else "dense"
@@ -70,7 +73,9 @@ class Vgg:
 
     def layers(self) -> nn.Sequential:
         torch.manual_seed(0)
-        vgg: Callable[..., nn.Sequential] = sparse_vgg if self.sparse else dense_vgg
+        vgg: Callable[..., nn.Sequential] = dense_vgg
+        if self.sparse:
+            vgg = partial(sparse_vgg, backend=self.backend)
         return vgg(self.depth, CLASSES, width=self.width, dropout=self.dropout)
 
     def input(self, number: int) -> Any:

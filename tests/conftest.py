@@ -54,6 +54,14 @@ def pytest_sessionfinish() -> None:
         sys.modules["tests.support.processes"].end_shared()
 
 
+@pytest.fixture(autouse=True)
+def _products_as_torch_has_them() -> None:
+    """Undoes what a run in this process, which never does itself, has set."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = True
+
+
 @pytest.fixture(scope="session")
 def check_data() -> Path:
     """Root of the real data some tests read; they are skipped where it is absent."""

@@ -1,4 +1,4 @@
-"""Ours and other sparse convolutions behind one interface: kernel maps, forward and both gradients.
+"""Our backends and other sparse convolutions behind one interface: maps, forward, both gradients.
 
 Other libraries order sites and offsets in their own way. Each gets the same numbers in its order,
 and :class:`Operations` knows the way back, so that results can be compared.
@@ -13,21 +13,30 @@ import importlib.metadata
 import importlib.util
 import math
 import os
+import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from sparse_conv import LEVELS, WINDOW, Layer, build_maps
+from records import Rows
+from sparse_conv import DOWN, LEVELS, WINDOW, Layer, build_maps, fresh
 from torch import Tensor
+from torch.nn.functional import pad
 
 import sparsepipe
 from sparsepipe.sparse import SparseTensor
-from sparsepipe.sparse.backends.convolution import convolve
 from sparsepipe.sparse.coordinates import linear_keys
+from sparsepipe.sparse.kernel_map import CoordinateCache
+
+_LEAST_CHANNELS = 8
+"""Of ocnn: Triton 3.6 cannot compile its weight gradients of up to 4 input channels."""
 
 # The peers' grid: a power of two, so that halving it five times drops no voxel. 50^3 fits into it.
 _GRID_BITS = 6
@@ -67,11 +76,13 @@ class Library(Protocol):
         name: as users know it.
         version: of it.
         note: what a reader of its times must know.
+        precisions: that it computes in, by their names in rows, the worthiest first.
     """
 
     name: str
     version: str
     note: str
+    precisions: tuple[str, ...]
 
     def maps(self, batch: SparseTensor) -> Any:
         """Everything that the five levels derive from coordinates, from nothing."""
@@ -84,12 +95,17 @@ class Library(Protocol):
 
 
 def apart(
-    convolve: Convolve, feats_NC: Tensor, kernel_KCD: Tensor, grad_ND: Tensor, **fields: Any
+    convolve: Convolve,
+    feats_NC: Tensor,
+    kernel_KCD: Tensor,
+    grad_ND: Tensor,
+    *,
+    needs_input_gradient: bool,
+    **fields: Any,
 ) -> Operations:
     """Operations by autograd, from two graphs: in each only one operand requires a gradient."""
     feats_NC, kernel_KCD = feats_NC.detach(), kernel_KCD.detach()
     of_feats, of_kernel = (x.clone().requires_grad_() for x in (feats_NC, kernel_KCD))
-    needs_input_gradient = feats_NC.shape[1] > 1
     out_of_feats = convolve(of_feats, kernel_KCD) if needs_input_gradient else None
     out_of_kernel = convolve(feats_NC, of_kernel)
 
@@ -108,43 +124,105 @@ def apart(
     )
 
 
+_HALF: tuple[str, ...] = ("bf16", "fp16", "TF32")
+
+
 class Ours:
-    """The native backend."""
+    """A backend of this package, by the name of its option in ``conf/backend``."""
 
-    name = "ours"
     version = sparsepipe.__version__
-    note = ""
 
-    def maps(self, batch: SparseTensor) -> None:
-        """See :class:`Library`; the layers' own are made at first use and kept."""
-        build_maps(batch)
+    def __init__(self, name: str, *precisions: str) -> None:
+        self.name, self.precisions = name, precisions
+        self.backend = backend_of(name)
+        self.note = "" if name == "native" else "maps with a convolution of 8 channels a level"
+
+    def maps(self, batch: SparseTensor) -> list[CoordinateCache] | None:
+        """See :class:`Library`; None for the native backend, whose layers make and keep them."""
+        if self.name == "native":
+            build_maps(batch)
+            return None
+        x, caches = fresh(batch), []
+        dtype = torch.bfloat16 if "bf16" in self.precisions else torch.float16
+        kernel_KCD = torch.ones(WINDOW.volume, 8, 8, dtype=dtype, device=batch.device)
+        kernel_KCD.requires_grad_()
+        for depth in range(len(LEVELS)):
+            feats_NC = kernel_KCD.new_ones(len(x), 8).requires_grad_()
+            x = x.replace_feats(feats_NC)
+            caches.append(x.cache)
+            self.backend.conv3d(x, kernel_KCD, None, WINDOW).feats.sum().backward()
+            if depth + 1 < len(LEVELS):
+                x = self.backend.max_pool3d(x, DOWN)
+        return caches
 
     def operations(self, maps: Any, depth: int, layer: Layer) -> Operations:
-        """See :class:`Library`."""
-        kernel_map = layer.x.cache.kernel_map(WINDOW)
+        """See :class:`Library`.
+
+        Raises:
+            ValueError: the backend's sites are not those of the native one.
+        """
+        x = layer.x
+        if maps is not None:
+            if not torch.equal(maps[depth].coords_N4, x.coords):
+                raise ValueError(f"sites of level {depth} are not those of the native backend")
+            x = SparseTensor(
+                x.feats,
+                maps[depth].coords_N4,
+                spatial_shape=x.spatial_shape,
+                batch_size=x.batch_size,
+                cache=maps[depth],
+            )
         return apart(
-            lambda feats_NC, kernel_KCD: convolve(feats_NC, kernel_KCD, kernel_map),
-            layer.x.feats,
+            lambda feats_NC, kernel_KCD: (
+                self.backend.conv3d(x.replace_feats(feats_NC), kernel_KCD, None, WINDOW).feats
+            ),
+            x.feats,
             layer.conv.kernel,
             layer.grad_ND,
+            needs_input_gradient=not layer.first,
         )
 
     def allow_tf32(self, allowed: bool) -> None:
-        """Follows ``torch.backends.cuda.matmul``."""
+        """Follows torch."""
 
 
-class _Spconv:
-    """spconv, and libraries with its interface; kernels are [D, x, y, z, C]."""
+def backend_of(name: str) -> Any:
+    """The backend of an option of ``conf/backend``, without Hydra, which a machine may lack.
 
-    package = "spconv"
-    name = "spconv"
-    note = "both gradients at once, in the weight gradient's time"
+    Raises:
+        ImportError: there is no such option, or what it imports is absent.
+    """
+    file = Path(sparsepipe.__file__).parents[1] / "conf" / "backend" / f"{name}.yaml"
+    found = (
+        re.search(r"^_target_: (\S+)\.(\w+)$", file.read_text(), re.M) if file.exists() else None
+    )
+    if found is None:
+        raise ImportError(f"there is no option conf/backend/{name}.yaml")
+    return getattr(importlib.import_module(found[1]), found[2])()
+
+
+class _SpconvTriton:
+    """spconv-triton, whose kernels can be called apart; weights are [D, x, y, z, C]."""
+
+    name = "spconv-triton"
+    precisions = _HALF
 
     def __init__(self) -> None:
-        self._functional: Any = importlib.import_module(f"{self.package}.pytorch.functional")
-        self._ops: Any = importlib.import_module(f"{self.package}.pytorch.ops")
-        self._constants: Any = importlib.import_module(f"{self.package}.constants")
-        self.version = getattr(importlib.import_module(self.package), "__version__", "unknown")
+        package = importlib.import_module("spconv_triton")
+        self._functional: Any = importlib.import_module("spconv_triton.pytorch.functional")
+        self._ops: Any = importlib.import_module("spconv_triton.pytorch.ops")
+        self._constants: Any = importlib.import_module("spconv_triton.constants")
+        self._gemm: Any = importlib.import_module("spconv_triton.pytorch._impl.gemm")
+        pairs: Any = importlib.import_module("spconv_triton.pytorch._impl.pair_kernels")
+        self.version = getattr(package, "__version__", "unknown")
+        tuned = [self._gemm._gather_gemm_kernel, self._gemm._dweight_masked_kernel]
+        self.note = "tuned over all {} configurations, weight gradient {}".format(
+            *(len(kernel.configs) for kernel in tuned)
+        )
+        tuned += [kernel for kernel in vars(pairs).values() if hasattr(kernel, "configs")]
+        for kernel in tuned:
+            kernel._do_bench = _short_trial
+            _compile_side_by_side(kernel)
 
     def maps(self, batch: SparseTensor) -> list[Any]:
         """See :class:`Library`: coordinates, and the pairs of the windows on them, by level."""
@@ -217,56 +295,6 @@ class _Spconv:
     def _with_pairs(
         self, pairs: Any, feats_NC: Tensor, kernel: Tensor, grad_ND: Tensor, **fields: Any
     ) -> Operations:
-        convolve = self._convolve(pairs)
-        of_feats = feats_NC.clone().requires_grad_(feats_NC.shape[1] > 1)
-        of_kernel = kernel.clone().requires_grad_()
-        out = convolve(of_feats, of_kernel)
-
-        def forward() -> Tensor:
-            with torch.no_grad():
-                return convolve(feats_NC, kernel)
-
-        return Operations(
-            forward=forward,
-            input_gradient=None,
-            weight_gradient=lambda: torch.autograd.grad(out, of_kernel, grad_ND, retain_graph=True)[
-                0
-            ],
-            **fields,
-        )
-
-    def allow_tf32(self, allowed: bool) -> None:
-        """See :class:`Library`."""
-        self._constants.SPCONV_ALLOW_TF32 = allowed
-
-
-class _SpconvTriton(_Spconv):
-    """spconv-triton: its backward computes both gradients, its kernels can be called apart."""
-
-    package = "spconv_triton"
-    name = "spconv-triton"
-
-    # Of 37 and 21 configurations, which for 8 shapes would be 700 kernels to compile.
-    _TILES = ((128, 64, 64, 4, 3), (128, 128, 32, 8, 3), (128, 128, 64, 8, 4))
-    _GRADIENT_TILES = ((64, 64, 64, 4, 3), (64, 128, 128, 8, 3))
-    _MAP_TILES = ((512, 4, 3), (1024, 4, 3))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._gemm: Any = importlib.import_module(f"{self.package}.pytorch._impl.gemm")
-        kept = (
-            _limit_tuning(self._gemm._gather_gemm_kernel, self._TILES),
-            _limit_tuning(self._gemm._dweight_masked_kernel, self._GRADIENT_TILES),
-        )
-        pairs = importlib.import_module(f"{self.package}.pytorch._impl.pair_kernels")
-        for name, kernel in vars(pairs).items():
-            if name.endswith("_kernel") and hasattr(kernel, "configs"):
-                _limit_tuning(kernel, self._MAP_TILES)
-        self.note = "tuned over {} configurations, weight gradient {}".format(*kept)
-
-    def _with_pairs(
-        self, pairs: Any, feats_NC: Tensor, kernel: Tensor, grad_ND: Tensor, **fields: Any
-    ) -> Operations:
         convolve, kernel_DKC = self._convolve(pairs), kernel.flatten(1, 3)
         forward_rows, backward_rows = pairs[2:4]
 
@@ -293,11 +321,16 @@ class _SpconvTriton(_Spconv):
             **fields,
         )
 
+    def allow_tf32(self, allowed: bool) -> None:
+        """See :class:`Library`."""
+        self._constants.SPCONV_ALLOW_TF32 = allowed
+
 
 class _Octrees:
     """O-CNN: convolutions on the nodes of an octree that hold points; kernels are [K, C, D]."""
 
     name = "ocnn"
+    precisions = _HALF
 
     # Of 8 configurations, and of as many divisions of a sum as there are powers of two.
     _TILES = ((128, 128, 32, 4, 4), (128, 64, 32, 4, 4))
@@ -326,7 +359,8 @@ class _Octrees:
         ]
         for split in self._splits:
             split.config_fn = _first(split.config_fn, self._SPLITS)
-        self.note = f"Triton kernels, tuned over {kept} configurations and {self._SPLITS} splits"
+        self.note = f"tuned over {kept} configurations and {self._SPLITS} splits; "
+        self.note += f"layer 1 padded to {_LEAST_CHANNELS} channels"
 
     def maps(self, batch: SparseTensor) -> Any:
         """See :class:`Library`: an octree whose nodes at the depths 6 to 2 are the five levels."""
@@ -350,15 +384,18 @@ class _Octrees:
         coords_N4 = torch.stack([b, x, y, z], dim=1).int()
         theirs, back = _matching(layer.x.coords, coords_N4)
         neighbours_NK = maps.get_neigh(_GRID_BITS - depth, "333", 1, True)
+        channels = layer.conv.in_channels
+        padding = max(0, _LEAST_CHANNELS - channels)
         return apart(
             lambda feats_NC, kernel_KCD: self._convolution(
                 feats_NC, kernel_KCD.permute(2, 0, 1), None, neighbours_NK
             ),
-            layer.x.feats.detach()[theirs],
-            layer.conv.kernel.detach()[_REVERSED_K],
+            pad(layer.x.feats.detach()[theirs], (0, padding)),
+            pad(layer.conv.kernel.detach()[_REVERSED_K], (0, 0, 0, padding)),
             layer.grad_ND[theirs],
+            needs_input_gradient=not layer.first,
             to_our_rows=lambda rows: rows[back],
-            to_our_kernel=lambda kernel: kernel[_REVERSED_K],
+            to_our_kernel=lambda kernel: kernel[_REVERSED_K, :channels],
         )
 
     def allow_tf32(self, allowed: bool) -> None:
@@ -366,12 +403,28 @@ class _Octrees:
         self._config.allow_tf32 = allowed
 
 
-PEERS: Mapping[str, Callable[[], Library]] = {
+LIBRARIES: Mapping[str, Callable[[], Library]] = {
+    "triton": lambda: Ours("triton", *_HALF),
     "spconv-triton": _SpconvTriton,
+    "spconv_triton": lambda: Ours("spconv_triton", *_HALF),
     "ocnn": _Octrees,
-    "spconv": _Spconv,
+    "torchsparse": lambda: Ours("torchsparse", "fp16", "TF32"),
 }
-"""Makers of the other libraries; an absent one raises ImportError."""
+"""Makers of what computes on a GPU only, in order of worth: ours by the names of their options."""
+
+
+def present(rows: Rows, names: Iterable[str], *, on_cuda: bool) -> list[Library]:
+    """Libraries that can be measured; each of the others gets a row that says why not."""
+    found: list[Library] = []
+    for name in names:
+        try:
+            if not on_cuda:
+                raise ImportError("it computes on a GPU only")
+            found.append(LIBRARIES[name]())
+        except Exception as error:  # whatever stops another library stops nothing here
+            missing = f"{type(error).__name__}: {error}"[:300]
+            rows.measure(name, partial(dict, library=name, missing=missing))
+    return found
 
 
 def _matching(ours_N4: Tensor, theirs_N4: Tensor) -> tuple[Tensor, Tensor]:
@@ -403,6 +456,27 @@ def _limit_tuning(kernel: Any, tiles: tuple[tuple[int, ...], ...]) -> str:
     kernel.configs = [known[tile] for tile in tiles if tile in known] or kernel.configs[:2]
     kernel._do_bench = _short_trial
     return f"{len(kernel.configs)} of {total}"
+
+
+def _compile_side_by_side(kernel: Any) -> None:
+    """Has a Triton kernel's tuner compile all configurations on all cores before it tries each."""
+    modes: Any = importlib.import_module("triton.runtime._async_compile")
+    pruned = kernel.prune_configs
+
+    def compiled(kwargs: Mapping[str, Any]) -> list[Any]:
+        configs: list[Any] = pruned(kwargs)
+        given = {**kernel.nargs, **kwargs}
+        given.pop("warmup", None)
+        # What cannot be compiled here fails again, and is left out, when it is tried.
+        with (
+            ThreadPoolExecutor(os.cpu_count()) as pool,
+            modes.AsyncCompileMode(pool, ignore_errors=True),
+        ):
+            for config in configs:
+                kernel.fn.warmup(**given, **config.all_kwargs())
+        return configs
+
+    kernel.prune_configs = compiled
 
 
 def _short_trial(call: Callable[[], object], quantiles: Any) -> Any:

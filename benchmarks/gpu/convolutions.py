@@ -1,4 +1,4 @@
-"""The 13 sparse convolutions of VGG16-BN at 50^3 beside two floors and beside other libraries.
+"""The 13 sparse convolutions of VGG16-BN at 50^3: our backends, two floors, other libraries.
 
 Forward, input gradient, weight gradient and kernel maps are timed apart, layer by layer, each
 repeatedly after a warm-up. The first layer has no input gradient. The floors are those of the
@@ -14,21 +14,20 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 import torch
-from convolution_peers import PEERS, Library, Operations, Ours
-from machine import multiplying
+from convolution_peers import LIBRARIES, Library, Operations, Ours, present
 from records import Row, Rows
 from sparse_conv import LEVELS, Layer, make_batch, make_layers
 from torch import Tensor
 
 from sparsepipe.profiling.timing import Clock, copy_speed
 from sparsepipe.sparse import SparseTensor
+from sparsepipe.utils.process import multiplying
 
 COLUMNS: Mapping[str, str] = {
     "library": "library",
@@ -45,7 +44,7 @@ COLUMNS: Mapping[str, str] = {
     "floor_flops_s": "floor of FLOPs, s",
     "floor_bytes_s": "floor of bytes, s",
     "times_floor": "step over the larger floor",
-    "times_ours": "step over ours",
+    "times_native": "step over native",
     "relative_error": "relative error",
     "wrong": "wrong",
     "peak_bytes": "peak, bytes",
@@ -76,6 +75,7 @@ TF32 = Precision(name="TF32", dtype=torch.float32, tf32=True, tolerance=3e-3)
 BF16 = Precision(name="bf16", dtype=torch.bfloat16, tolerance=2e-2)
 FP16 = Precision(name="fp16", dtype=torch.float16, tolerance=2e-2)
 
+_ON_CPU = ("fp32", "bf16")
 _DEPTHS = [depth for depth, shapes in enumerate(LEVELS) for _ in shapes]
 _CHECKED = (1, 5)
 """Layers of which results are compared: 64 to 64 channels at the first level, 256 to 256."""
@@ -96,7 +96,7 @@ class Case:
         batch: voxels, on the device.
         flop_per_s: of a large product in that precision; None where it was not measured.
         bytes_per_s: of a copy; None where it was not measured.
-        ours_step_s: of our row, None for ours.
+        native_step_s: of the native backend's row; None for that itself.
     """
 
     library: Library
@@ -104,11 +104,11 @@ class Case:
     batch: SparseTensor
     flop_per_s: float | None
     bytes_per_s: float | None
-    ours_step_s: float | None = None
+    native_step_s: float | None = None
 
 
 def measure(rows: Rows, *, device: torch.device, work: Path) -> None:
-    """Measures all rows in order of worth; on a CPU two shapes, and nobody but us.
+    """Measures all rows in order of worth; on a CPU two shapes, and only the native backend.
 
     Args:
         rows: of the record.
@@ -116,34 +116,36 @@ def measure(rows: Rows, *, device: torch.device, work: Path) -> None:
         work: not needed, nothing is written but rows.
     """
     on_cuda = device.type == "cuda"
-    precisions = (FP32, TF32, BF16, FP16) if on_cuda else (FP32, BF16)
-    flop_per_s, bytes_per_s = _floors(rows, precisions, device)
+    native = Ours("native", *((p.name for p in (BF16, TF32, FP16, FP32)) if on_cuda else _ON_CPU))
+    precisions = {p.name: p for p in (FP32, TF32, BF16, FP16) if p.name in native.precisions}
+    flop_per_s, bytes_per_s = _floors(rows, list(precisions.values()), device)
+    batches = [make_batch(size, seed=0).to(device) for size in ((64, 128) if on_cuda else (2,))]
+    native_s: dict[tuple[int, str], float] = {}
+
+    def layers(library: Library, name: str) -> None:
+        for batch in batches:
+            case = Case(
+                library=library,
+                precision=precisions[name],
+                batch=batch,
+                flop_per_s=flop_per_s[name],
+                bytes_per_s=bytes_per_s,
+                native_step_s=native_s.get((batch.batch_size, name)),
+            )
+            _measure_maps(rows, library, batch)
+            if (row := _measure_layers(rows, case)) and library is native:
+                native_s[batch.batch_size, name] = row["step_s"]
+
+    for name in native.precisions:
+        layers(native, name)
+    libraries = present(rows, LIBRARIES, on_cuda=on_cuda)
+    # Each one's worthiest precision first: tuning takes most of the time, in each precision anew.
+    for rank in range(len(native.precisions)):
+        for library in libraries:
+            for name in library.precisions[rank : rank + 1]:
+                layers(library, name)
     if on_cuda:
         rows.measure("float64 on the device against the CPU", lambda: _against_the_cpu(device))
-    batches = [make_batch(size, seed=0).to(device) for size in ((64, 128) if on_cuda else (2,))]
-    steps_s: dict[tuple[int, str], float | None] = {}
-
-    def case(library: Library, precision: Precision, batch: SparseTensor) -> Case:
-        return Case(
-            library=library,
-            precision=precision,
-            batch=batch,
-            flop_per_s=flop_per_s[precision.name],
-            bytes_per_s=bytes_per_s,
-            ours_step_s=steps_s.get((batch.batch_size, precision.name)),
-        )
-
-    for batch in batches:
-        _measure_maps(rows, Ours(), batch)
-        for precision in precisions:
-            row = _measure_layers(rows, case(Ours(), precision, batch))
-            steps_s[batch.batch_size, precision.name] = row["step_s"] if row else None
-    peers = _peers(rows, on_cuda=on_cuda)
-    for precision in (FP16, TF32, BF16, FP32):
-        for peer in peers:
-            for batch in batches:
-                _measure_maps(rows, peer, batch)
-                _measure_layers(rows, case(peer, precision, batch))
 
 
 def _floors(
@@ -156,7 +158,7 @@ def _floors(
         size = 8192 if on_cuda else 1024
         left, right = torch.randn(2, size, size, device=device).to(precision.dtype)
         out = torch.empty_like(left)
-        with _multiplying(precision, Ours()):
+        with multiplying("high" if precision.tf32 else "highest"):
             time_s = _median_s(lambda: torch.mm(left, right, out=out), device)
         return {"precision": precision.name, "size": size, "flop_per_s": 2.0 * size**3 / time_s}
 
@@ -171,25 +173,6 @@ def _floors(
         flop_per_s[precision.name] = row["flop_per_s"] if row else None
     row = rows.measure("floor copy", copy)
     return flop_per_s, row["bytes_per_s"] if row else None
-
-
-def _peers(rows: Rows, *, on_cuda: bool) -> list[Library]:
-    """Other libraries that can be measured; each of the others gets a row that says why not."""
-    peers: list[Library] = []
-    for name, make in PEERS.items():
-        try:
-            peer = make()
-            missing = "" if on_cuda else "computes on a GPU only"
-        except ImportError as error:
-            missing = f"not installed: {error}"
-        except Exception as error:  # whatever stops another library stops nothing here
-            missing = f"{type(error).__name__}: {error}"[:300]
-        if missing:
-            values = {"library": name, "missing": missing}
-            rows.measure(name, lambda values=values: values)  # type: ignore[misc]
-        else:
-            peers.append(peer)
-    return peers
 
 
 def _measure_maps(rows: Rows, library: Library, batch: SparseTensor) -> None:
@@ -231,7 +214,8 @@ def _layers_row(case: Case) -> Row:
     times_s: list[_Times] = []
     peaks_bytes: list[int] = []
     errors: list[float] = []
-    with _multiplying(precision, case.library):
+    case.library.allow_tf32(precision.tf32)
+    with multiplying("high" if precision.tf32 else "highest"):
         for i, (depth, layer) in enumerate(zip(_DEPTHS, layers, strict=True)):
             operations = case.library.operations(maps, depth, layer)
             if device.type == "cuda":
@@ -288,7 +272,7 @@ def _sums(times_s: Sequence[_Times], layers: Sequence[Layer], case: Case) -> Row
         "step_s": step_s,
         **floors_s,
         "times_floor": _quotient(step_s, larger_s),
-        "times_ours": _quotient(step_s, case.ours_step_s),
+        "times_native": _quotient(step_s, case.native_step_s),
         "layers_forward_s": forward_s,
         "layers_input_gradient_s": input_s,
         "layers_weight_gradient_s": weight_s,
@@ -320,7 +304,7 @@ def _in_float64(layer: Layer, device: torch.device | None = None) -> Operations:
         )
     conv = copy.deepcopy(layer.conv).to(x.device, torch.float64)
     grad_ND = layer.grad_ND.to(x.device, torch.float64)
-    return Ours().operations(None, 0, replace(layer, x=x, conv=conv, grad_ND=grad_ND))
+    return Ours("native").operations(None, 0, replace(layer, x=x, conv=conv, grad_ND=grad_ND))
 
 
 def _errors(operations: Operations, exact: Operations) -> list[float]:
@@ -344,7 +328,7 @@ def _against_the_cpu(device: torch.device) -> Row:
     layers = make_layers(make_batch(1, seed=1), torch.float64)
     errors = [_errors(_in_float64(layers[i], device), _in_float64(layers[i])) for i in _CHECKED]
     error = max(chain(*errors))
-    return {"library": "ours", "batch": 1, "relative_error": error, "wrong": not error <= 1e-12}
+    return {"library": "native", "batch": 1, "relative_error": error, "wrong": not error <= 1e-12}
 
 
 def _median_s(function: Callable[[], object], device: torch.device) -> float:
@@ -363,14 +347,3 @@ def _median_s(function: Callable[[], object], device: torch.device) -> float:
         fitting = int(_REPEATED_S / max(times_s[0], 1e-6))
         repeats = max(_FEWEST_REPEATS[device.type], min(_MOST_REPEATS, fitting))
     return statistics.median(times_s)
-
-
-@contextmanager
-def _multiplying(precision: Precision, library: Library) -> Iterator[None]:
-    """Torch and the library round products of float32 numbers as the precision says."""
-    library.allow_tf32(precision.tf32)
-    try:
-        with multiplying(tf32=precision.tf32):
-            yield
-    finally:
-        library.allow_tf32(False)

@@ -70,7 +70,7 @@ def measure(rows: Rows, *, device: torch.device, work: Path) -> None:
     Raises:
         SparsePipeError: there are none beside this kit, or pytest cannot run them.
     """
-    files = sorted(map(str, ROOT.glob(FILES)))
+    files = sorted(map(str, ROOT.glob(FILES)), key=lambda file: ("sparse" not in file, file))
     # The project's own options want plugins that need not be here.
     options = ["-o", "addopts=", "-p", "no:cacheprovider", "-q", "-m", "cuda"]
     options += ["--continue-on-collection-errors"]

@@ -1,4 +1,4 @@
-"""What the figures of the GPU kit were taken on, and how it multiplies."""
+"""What the figures of the GPU kit were taken on."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
@@ -42,17 +41,6 @@ def at_hand() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "commit": git_commit(),
     }
-
-
-@contextmanager
-def multiplying(*, tf32: bool) -> Iterator[None]:
-    """Whether matrix products and convolutions of float32 may use TF32 within the block."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def _driver_version() -> str | None:

@@ -34,7 +34,7 @@ def measure(rows: Rows, *, device: torch.device, work: Path) -> None:
 
     Args:
         rows: of the record.
-        device: a CUDA device; on a processor the network is small, and so is the effort.
+        device: a CUDA device; on a CPU the network is small, and so is the effort.
         work: directory for data and runs.
     """
     jobs = Jobs(work)
@@ -43,6 +43,9 @@ def measure(rows: Rows, *, device: torch.device, work: Path) -> None:
     second = rows.measure("profile 2", partial(_profile, jobs, *size, "name=fig7_again"))
     if first is not None and second is not None:
         rows.measure("repeatability", partial(_apart, [first, second]))
+    rows.measure(
+        "profile of native", partial(_profile, jobs, *size, "name=fig7_native", "backend=native")
+    )
 
 
 def _profile(jobs: Jobs, *overrides: str) -> Row:

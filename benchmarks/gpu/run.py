@@ -7,10 +7,10 @@
 Needs torch with CUDA and the packages that a part names, installed or as an unpacked folder of
 wheels on PYTHONPATH; no network, and SparsePipe need not be installed. Parts run in order of worth,
 each in a process of its own with a time limit. One that fails or takes too long does not end the
-others. DIR gets a JSON file for each part, summary.md, and ledger.csv, which ``sparsepipe
-task=report experiment=all task.where=DIR`` sets beside the paper's figures. Given again, the
-command goes on with what DIR does not have. Without a GPU the parts that need one say so, the
-others run in a small size.
+others; what a start has no time for, the next one takes. DIR gets a JSON file for each part,
+summary.md, and ledger.csv, which ``sparsepipe task=report experiment=all task.where=DIR`` sets
+beside the paper's figures. Given again, the command goes on with what DIR does not have. Without a
+GPU the parts that need one say so, the others run in a small size.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ from sparsepipe.errors import SparsePipeError  # noqa: E402
 DEFAULT_MINUTES = 9.0
 _GRACE_S = 5.0
 """How long a part's process may take to end before it is killed."""
+_LEAST_S = 20.0
+"""With less time left, no later part is started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +56,12 @@ class Part:
 
     Attributes:
         name: the name of its module beside this file, and of its record.
+        module: another module, whose ``measure_<name>`` it is; None: its own.
         title: its heading in the summary.
         limit_s: the time limit of its process, in seconds, where all parts have nine minutes.
         needs_device: whether it measures nothing without a GPU; other parts measure small sizes.
         packages: what it imports beside torch.
+        later: whether it has only the time that the parts before it leave.
     """
 
     name: str
@@ -65,6 +69,8 @@ class Part:
     limit_s: float
     needs_device: bool
     packages: tuple[str, ...]
+    later: bool = False
+    module: str | None = None
 
     @property
     def missing(self) -> list[str]:
@@ -77,51 +83,63 @@ PARTS = (
     Part(
         name="device_tests",
         title="Tests that need a device",
-        limit_s=110,
+        limit_s=115,
         needs_device=True,
         packages=("pytest", *_FRAMEWORK),
     ),
     Part(
         name="convolutions",
         title="Sparse convolutions of VGG16-BN at 50³",
-        limit_s=75,
+        limit_s=150,
         needs_device=False,
         packages=("numpy",),
     ),
     Part(
         name="trainings",
-        title="Training steps, epochs, memory and largest batches",
-        limit_s=110,
-        needs_device=True,
+        title="Training steps and epochs, sparse over dense, and whether bits repeat",
+        limit_s=165,
+        needs_device=False,
         packages=(*_FRAMEWORK, "pyarrow", "matplotlib", "scipy"),
     ),
     Part(
         name="profiles",
         title="SmartProfile",
-        limit_s=85,
+        limit_s=90,
         needs_device=False,
         packages=(*_FRAMEWORK, "matplotlib", "scipy"),
     ),
     Part(
         name="shared_device",
         title="A pipeline of two ranks on one device",
-        limit_s=45,
+        limit_s=60,
         needs_device=True,
         packages=("pytorch_lightning", "torchmetrics"),
+        later=True,
+    ),
+    Part(
+        name="memory",
+        title="Memory and largest batches",
+        module="trainings",
+        limit_s=240,
+        needs_device=True,
+        packages=(*_FRAMEWORK, "pyarrow", "matplotlib", "scipy"),
+        later=True,
     ),
     Part(
         name="shards",
         title="One sample over ranks that share one device",
-        limit_s=75,
+        limit_s=100,
         needs_device=True,
         packages=("pytorch_lightning", "torchmetrics"),
+        later=True,
     ),
     Part(
         name="domain_ranks",
         title="Domains over ranks that share one device",
-        limit_s=20,
+        limit_s=40,
         needs_device=True,
         packages=("pytorch_lightning", "torchmetrics"),
+        later=True,
     ),
 )
 
@@ -173,12 +191,13 @@ def _print_plan(parts: Sequence[Part], options: argparse.Namespace) -> None:
     machine = _machine(options)
     print(f"{machine['device'] or 'no CUDA device'}, torch {machine['torch']}")
     for number, part in enumerate(parts, start=1):
-        print(f"{number}. {part.name}: {part.title}, at most {part.limit_s:.0f} s")
+        when = " of what is left" if part.later else ""
+        print(f"{number}. {part.name}: {part.title}, at most {part.limit_s:.0f} s{when}")
         if part.missing:
             print(f"   missing: {', '.join(part.missing)}")
         if machine["device"] is None:
             print("   " + ("needs a device: skipped" if part.needs_device else "a small size"))
-    total_s = sum(part.limit_s for part in parts)
+    total_s = sum(part.limit_s for part in parts if not part.later)
     print(f"at most {total_s:.0f} s of {60 * options.minutes:.0f} s")
 
 
@@ -218,7 +237,7 @@ def _run_all(parts: Sequence[Part], options: argparse.Namespace) -> int:
         _refuse_another(machine, _path(options.out, part))
     work = options.work or Path(tempfile.mkdtemp(prefix="sparsepipe-gpu-"))
     try:
-        states = [_run(part, options, work, machine).state for part in parts]
+        states = [_run(_timed(part, options), options, work, machine).state for part in parts]
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
@@ -227,6 +246,14 @@ def _run_all(parts: Sequence[Part], options: argparse.Namespace) -> int:
         write_summary(options.out, [(part.name, part.title) for part in PARTS])
         print(f"\n{options.out / 'summary.md'}")
     return int(any(state not in ("finished", "skipped") for state in states))
+
+
+def _timed(part: Part, options: argparse.Namespace) -> Part:
+    """The part with the time that is left for it; none if there is too little."""
+    if not part.later or options.part is not None:
+        return part
+    left_s = 60 * options.minutes - (time.perf_counter() - STARTED_S) - 2 * _GRACE_S
+    return replace(part, limit_s=min(part.limit_s, left_s) if left_s > _LEAST_S else 0.0)
 
 
 def _end_by_signal(signum: int, frame: object) -> NoReturn:
@@ -258,6 +285,9 @@ def _run(part: Part, options: argparse.Namespace, work: Path, machine: Mapping[s
     skipped = _reason_to_skip(part, machine)
     if skipped:
         return _written(replace(before, state="skipped", reason=skipped), path)
+    if not part.limit_s:
+        reason = "no time was left for it: the same command goes on with it"
+        return _written(replace(before, state="over its limit", reason=reason), path)
     print(f"{part.name}: at most {part.limit_s:.0f} s", flush=True)
     replace(before, state="under way", limit_s=part.limit_s, machine=machine).write(path)
     started_s, reason = time.monotonic(), "its start was ended by a signal"
@@ -324,11 +354,12 @@ def _work(part: Part, options: argparse.Namespace) -> None:
     from sparsepipe.utils.process import end_with_parent
 
     end_with_parent(options.parent)
-    path, module = _path(options.out, part), importlib.import_module(part.name)
+    path, module = _path(options.out, part), importlib.import_module(part.module or part.name)
     replace(Record.read(path), columns=module.COLUMNS).write(path)
     print(f"{part.name}: ready after {time.perf_counter() - STARTED_S:.1f} s", flush=True)
     device = torch.device("cuda" if Record.read(path).machine["device"] else "cpu")
-    module.measure(Rows(path), device=device, work=options.work)
+    measure = getattr(module, f"measure_{part.name}" if part.module else "measure")
+    measure(Rows(path), device=device, work=options.work)
 
 
 def _path(out: Path, part: Part) -> Path:

@@ -83,7 +83,7 @@ def _write_ledger(out: Path, results: Sequence[Mapping[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         for result in results:
             run = Path(name) / "runs" / str(result["name"]) / str(result["run_id"])
-            run.mkdir(parents=True)
+            run.mkdir(parents=True, exist_ok=True)  # two rows may be of one run
             write_text_atomic(run / "config.yaml", "")
             write_json(run / "result.json", result)
             write_json(run / "DONE.json", {})

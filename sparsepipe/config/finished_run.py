@@ -44,7 +44,7 @@ CLASSES = "classes"
 GROUPS = ("model", "data", "backend")
 """Groups that a task which measures a checkpoint takes from the training."""
 _VALUES = ("representation", "seed")
-_PRECISION = "trainer.precision"
+_PRECISIONS = ("trainer.precision", "trainer.matmul_precision")
 FROM_RUN = "from_run"
 """Key that names the configuration file of the run given with ``--from``."""
 NOT_REPLAYED = ("checkpoint", "checkpoint_strict", "data.cache_dir", "data.root", "input", "paths")
@@ -128,7 +128,7 @@ def begun_from(raw: Mapping[str, Any], given: Sequence[str]) -> dict[str, Any]:
 
 
 def as_trained(raw: Mapping[str, Any], given: Sequence[str], training: Training) -> dict[str, Any]:
-    """Returns ``raw`` with a training's model, data, backend, representation, seed and precision.
+    """Returns ``raw`` with a training's model, data, backend, representation, seed and precisions.
 
     Args:
         raw: composed values, with unresolved interpolations.
@@ -137,7 +137,7 @@ def as_trained(raw: Mapping[str, Any], given: Sequence[str], training: Training)
     """
     keys, then = _set_by(given), training.values
     values = _VALUES[1:] if "model" in keys else _VALUES  # a new model sets its own
-    kept = _merged(raw, then, (*GROUPS, *values, _PRECISION), keys)
+    kept = _merged(raw, then, (*GROUPS, *values, *_PRECISIONS), keys)
     for group, name in itertools.product(("model", "data"), _VALUES):
         # data.seed still follows seed if it did in the training.
         ours, theirs = (each.get(group) or {} for each in (raw, then))
@@ -286,7 +286,7 @@ def _entries(node: Mapping[Any, Any] | Sequence[Any]) -> Iterator[tuple[str, Any
 
 
 def recorded_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run that its checkpoints record: network, inputs, optimizer, precision.
+    """The settings of a run that its checkpoints record: network, inputs, optimizer, precisions.
 
     Paths of the data are recorded as they are now, with ``~`` and environment variables expanded.
     """
@@ -296,7 +296,8 @@ def recorded_settings(values: Mapping[str, Any]) -> dict[str, Any]:
         if name.rpartition(".")[2] in _PLACES and isinstance(value, str) and value:
             data[name] = os.path.expanduser(os.path.expandvars(value))
     kept = {**copy.deepcopy(kept), "data": nested(data)}
-    return {**kept, "trainer": {"precision": values["trainer"]["precision"]}}
+    precisions = {key: value for key, value in flatten(values).items() if key in _PRECISIONS}
+    return {**kept, **nested(precisions)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,12 +331,13 @@ class Difference:
 
 
 def differences(now: Mapping[str, Any], training: Training) -> list[Difference]:
-    """Lists settings of network, inputs and precision in ``now`` that differ from a training."""
+    """Lists settings of network, inputs and precisions in ``now`` that differ from a training."""
     compared = []
     for values in (now, training.values):
         nodes = {group: _complete(values.get(group)) for group in GROUPS}
         found = flatten({**nodes, **{name: values.get(name) for name in _VALUES}})
-        found[_PRECISION] = (values.get("trainer") or {}).get("precision")
+        trainer = flatten({"trainer": values.get("trainer") or {}})
+        found |= {key: trainer.get(key) for key in _PRECISIONS}
         compared.append(
             {k: v for k, v in found.items() if k == "data.root" or k not in NOT_IDENTITY}
         )

@@ -66,6 +66,7 @@ _LEFT_OUT_AT: Mapping[str, Any] = {
     "data.source.ignore": None,
     "input": None,
     "task.test_weights": "best",
+    "trainer.matmul_precision": None,
     "trainer.nonfinite": "stop",
 }
 """Keys that identities leave out where they have these values."""

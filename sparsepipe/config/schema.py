@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, PlainValidator
 
 from sparsepipe.config.target import Target
 from sparsepipe.utils.extensions import DottedPath
+from sparsepipe.utils.process import MatmulPrecision
 
 Search = Literal["dp", "mp", "variance", "straight", "hete_mp", "exact", "exhaustive"] | DottedPath
 Buildable = Annotated[Target, PlainValidator(Target.parse)]
@@ -194,13 +195,13 @@ class Optim:
 
 KeptCheckpoints = Literal["best", "last", "both", "none"]
 """Checkpoints that a finished run keeps."""
-OWN_TRAINER_KEYS = ("checkpoints", "nonfinite", "trace")
+OWN_TRAINER_KEYS = ("checkpoints", "matmul_precision", "nonfinite", "trace")
 """Keys of ``trainer`` that are not arguments of Lightning's Trainer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerArguments:
-    """The arguments of Lightning's Trainer that no other group sets, and three other keys."""
+    """The arguments of Lightning's Trainer that no other group sets, and four other keys."""
 
     __pydantic_config__ = _FIXED
     max_epochs: int | None
@@ -236,6 +237,7 @@ class TrainerArguments:
     model_registry: str | None
     enable_autolog_hparams: bool
     checkpoints: KeptCheckpoints = "both"
+    matmul_precision: MatmulPrecision | None = None
     nonfinite: Literal["stop", "warn"] = "stop"
     trace: bool = False
 

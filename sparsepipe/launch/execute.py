@@ -26,7 +26,7 @@ from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.tasks.task import ResolvedRun
 from sparsepipe.tracking.loggers import end_tracking
 from sparsepipe.utils.host import usable_cores
-from sparsepipe.utils.process import keep_freed_memory
+from sparsepipe.utils.process import keep_freed_memory, set_matmul_precision
 
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)")
 """Finds torch's error about a loader worker that has died."""
@@ -41,6 +41,7 @@ def execute(run: ResolvedRun) -> None:
     """
     quiet()
     limit_threads()
+    set_matmul_precision(run.matmul_precision)
     import_once_for_workers()
     cuda = run.accelerator == "cuda"
     if not cuda:

@@ -20,6 +20,7 @@ from sparsepipe.plots.shares import LayerShares, accumulated_shares_figure, shar
 from sparsepipe.profiling import Profile, check_agreement, graph_profile, read_graph
 from sparsepipe.utils.files import expanded, write_csv
 from sparsepipe.utils.host import usable_cores
+from sparsepipe.utils.process import matmul_precision_on
 
 log = logging.getLogger(__name__)
 
@@ -202,6 +203,9 @@ def _differences(
             "backend": backend_name(spec, device.accelerator),
             "device": device.name,
             "dtype": dtype_of(spec),
+            "matmul_precision": matmul_precision_on(
+                device.accelerator, spec.trainer.matmul_precision
+            ),
             "optimizer": optimizer_words(spec),
             "threads": threads,
             "microbatches": 1 if synchronous is None else synchronous.microbatches,

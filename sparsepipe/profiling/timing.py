@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsepipe.profiling.activations import differentiable
+from sparsepipe.utils.process import multiplying
 
 
 class Clock:
@@ -187,13 +188,9 @@ def multiply_speed(device: torch.device, *, size: int, warmups: int, repeats: in
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, size, generator=generator).to(device) for _ in range(2))
     out = torch.empty_like(left)
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
+    with multiplying("highest"):
         work = partial(torch.mm, left, right, out=out)
         return _speed(work, 2.0 * size**3, device, warmups=warmups, repeats=repeats)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
 def copy_speed(device: torch.device, *, size_bytes: int, warmups: int, repeats: int) -> Speed:

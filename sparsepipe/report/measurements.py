@@ -18,6 +18,8 @@ def plain_rows(records: Iterable[Mapping[str, Any]]) -> list[Row]:
     rows: list[Row] = []
     for record in records:
         row = {key: value for key, value in record.items() if value is not None}
+        if row.get("hardware_accelerator") == "cpu":  # as before runs recorded it
+            row.setdefault("matmul_precision", "highest")
         for key, value in row.items():
             if isinstance(value, str) and value[:1] in ("[", "{"):
                 with suppress(ValueError):
@@ -61,7 +63,7 @@ def words(value: str, runs: Sequence[Row], note: str = "") -> Ours:
     return Ours(value=value, runs=tuple(runs), note=note, counts=False)
 
 
-_NO_SETTINGS = ("git_commit", "machine_cores", "threads_per_rank", "torch")
+_NO_SETTINGS = ("git_commit", "machine_cores", "matmul_precision", "threads_per_rank", "torch")
 """Keys that are not settings, but on which figures may depend."""
 
 
@@ -94,7 +96,9 @@ def unlike_notes(
 
 def differing(runs: Sequence[Row]) -> list[str]:
     """Keys of settings and of the machine whose values differ between runs."""
-    known = (key for run in runs for key in run if not key.startswith(("hydra.", "study.")))
+    # The precision that a setting led to counts, whether it was given or the default.
+    others = ("hydra.", "study.", "trainer.matmul_precision")
+    known = (key for run in runs for key in run if not key.startswith(others))
     keys = dict.fromkeys(key for key in known if "." in key or key in _NO_SETTINGS)
     return [key for key in keys if len({repr(run.get(key)) for run in runs}) > 1]
 
@@ -125,6 +129,9 @@ class MeasuringPlace:
             hardware += f" ({accelerator})"
         if hardware != "unknown" and (cores := row.get("machine_cores")) and kind != "simulated":
             hardware += f", {int(cores)} cores"
+        precision = row.get("matmul_precision")
+        if hardware != "unknown" and precision not in (None, "highest"):
+            hardware += f", {precision} matmul precision"
         return cls(
             kind=str(row.get("kind", "unknown")),
             hardware=hardware,

@@ -36,6 +36,8 @@ def cell_of(row: Row, *names: str) -> Any:
 def of_training(key: str) -> bool:
     """Whether a key of the configuration affects the results of a training."""
     places = ("data.cache_dir", "data.root", "data.common.seed")
+    if key == "matmul_precision":  # what trainer.matmul_precision led to
+        return True
     return is_below(key, _GROUPS) and not is_below(key, (*_WITHOUT_EFFECT, *places))
 
 

@@ -66,6 +66,7 @@ ALWAYS = (
     LedgerColumn("hardware_hosts", "Int64"),
     LedgerColumn("hardware_memory_bytes", "Int64", "bytes"),
     *_columns("Int64", "", "machine_cores", "threads_per_rank"),
+    LedgerColumn("matmul_precision", "string"),
     *_columns("string", "", "platform", "python", "sparsepipe", "torch", "cuda"),
     *_columns("string", "", "pytorch-lightning", "hydra-core", "numpy", "git_commit"),
 )

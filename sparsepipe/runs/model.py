@@ -25,6 +25,7 @@ from sparsepipe.data.preprocessing import Preprocessing
 from sparsepipe.errors import CheckpointError, ConfigError, SparsePipeError
 from sparsepipe.runs.checkpoints import find_checkpoint, load_weights, read_checkpoint
 from sparsepipe.utils.files import expanded
+from sparsepipe.utils.process import MatmulPrecision, matmul_precision_on, multiplying
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +63,13 @@ class Model:
         preprocess: Preprocessing,
         *,
         precision: Any = None,
+        matmul_precision: MatmulPrecision | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
         self.classes = tuple(classes)
         self.module = network.eval()
         self._device = torch.device(device)
+        self._matmul_precision = matmul_precision_on(self._device.type, matmul_precision)
         on_gpu = self._device.type == "cuda"
         fabric = Fabric(
             accelerator="gpu" if on_gpu else "cpu",
@@ -99,7 +102,8 @@ class Model:
         """Predicts the classes of samples made with ``preprocess.sample``, as one batch."""
         if not samples:
             return []
-        logits_BK = self._precise(self.preprocess.batch(samples)["input"])
+        with multiplying(self._matmul_precision):  # the process is the user's
+            logits_BK = self._precise(self.preprocess.batch(samples)["input"])
         logits_BK = logits_BK.to(torch.promote_types(logits_BK.dtype, torch.float32))
         probabilities_BK: NDArray[np.floating[Any]] = logits_BK.softmax(dim=1).cpu().numpy()
         if not np.isfinite(probabilities_BK).all():
@@ -162,8 +166,9 @@ def trained_model(path: Path, training: Training, *, device: str | torch.device)
         num_classes=len(classes), class_names=classes
     )
     load_weights(network, content["state_dict"], path)
-    precision = (training.values.get("trainer") or {}).get("precision")
-    return Model(network, classes, preprocess, precision=precision, device=device)
+    trainer = training.values.get("trainer") or {}
+    precisions = {name: trainer.get(name) for name in ("precision", "matmul_precision")}
+    return Model(network, classes, preprocess, **precisions, device=device)
 
 
 def preprocessing_of(training: Training) -> Preprocessing:

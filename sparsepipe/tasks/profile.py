@@ -69,7 +69,8 @@ class ProfileLayers(Task):
     name: ClassVar[str] = "profile"
     alone: ClassVar[bool] = True
     # A profile does not depend on the training that it is for. The fingerprint covers the plan and
-    # what matters of the optimizer; a precision other than float32 is refused.
+    # what matters of the optimizer and the trainer: a given ``matmul_precision``; a ``precision``
+    # other than float32 is refused.
     not_identity: ClassVar[tuple[str, ...]] = (
         "optim",
         "trainer",
@@ -134,6 +135,8 @@ class ProfileLayers(Task):
                 "machine with the GPUs",
             )
         words = words_of_device(find_device(inventory, self.device), inventory)
+        if (chosen := spec.trainer.matmul_precision) is not None:
+            words.append(f"matmul_precision {chosen}")
         others = OtherProfiles.of(self.plan, spec, inventory, others=self.beside or {})
         return ", ".join([ready_data(spec), *words, optimizer_words(spec), *others.words])
 
@@ -238,6 +241,7 @@ def _meta(
         "device": place.name,
         "slowdown": place.slowdown,
         "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
+        "matmul_precision": run.matmul_precision,
         "backend": backend_name(run.spec, run.accelerator)
         or (run.spec.backend and type(chosen(run.own_device)).__name__),
         "threads": torch.get_num_threads(),

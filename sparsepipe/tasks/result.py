@@ -95,6 +95,7 @@ def write_result(run: ResolvedRun, values: Mapping[str, Any]) -> None:
             "hardware_memory_bytes": int(sum(memories)) if len(memories) == len(devices) else None,
             "machine_cores": usable_cores(),
             "threads_per_rank": torch.get_num_threads(),
+            "matmul_precision": run.matmul_precision,
             **versions(),
             **settings,
         },

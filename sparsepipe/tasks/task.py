@@ -41,6 +41,7 @@ from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.strategies import RankEnvironment, SlowedDeviceStrategy
 from sparsepipe.strategies.pipeline.stage_plan import find_layers
+from sparsepipe.utils.process import MatmulPrecision, matmul_precision_on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +125,11 @@ class ResolvedRun:
     def accelerator(self) -> Accelerator:
         """The kind of device that the task computes on; one that only plans uses a CPU."""
         return "cpu" if self.task.cores is not None else self.inventory.accelerator
+
+    @property
+    def matmul_precision(self) -> MatmulPrecision:
+        """The precision of float32 products on the run's devices."""
+        return matmul_precision_on(self.accelerator, self.spec.trainer.matmul_precision)
 
     @property
     def own_device(self) -> torch.device:

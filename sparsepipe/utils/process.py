@@ -1,4 +1,4 @@
-"""Settings of this process: freed memory, garbage collection, and its end with its parent.
+"""Settings of this process: how it multiplies, its freed memory, and its end with its parent.
 
 By default glibc returns large blocks to the kernel, which must clear them page by page when the
 next minibatch allocates them again. Without glibc, the functions on memory have no effect.
@@ -17,6 +17,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import connection
+from typing import Literal
+
+MatmulPrecision = Literal["highest", "high", "medium"]
+"""Torch's names for the precision of products of float32 numbers."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # malloc.h
 _NEVER = -1
@@ -45,6 +49,50 @@ def no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def matmul_precision_on(accelerator: str, chosen: MatmulPrecision | None) -> MatmulPrecision:
+    """Returns ``chosen``, or if it is None, ``high`` on ``cuda`` and ``highest`` on ``cpu``.
+
+    On CUDA, torch by default uses TF32 in dense convolutions, but not in the matrix products of
+    sparse ones; a comparison of the two needs the same precision in both.
+    """
+    return chosen or ("high" if accelerator == "cuda" else "highest")
+
+
+def set_matmul_precision(precision: MatmulPrecision) -> None:
+    """Sets how this process multiplies float32 numbers in matrix products and cuDNN's convolutions.
+
+    On CUDA, both use TF32 with ``high`` and ``medium``, and neither does with ``highest``. On a
+    CPU, ``high`` and ``medium`` let oneDNN round to TF32 and bfloat16 where the CPU has them.
+    """
+    import torch  # takes seconds, which processes that only start others need not wait for
+
+    # These set torch's newer ``fp32_precision`` as well. If only that was set, Lightning's reading
+    # of these would be an error.
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = precision != "highest"
+
+
+@contextmanager
+def multiplying(precision: MatmulPrecision) -> Iterator[None]:
+    """Sets the precision as :func:`set_matmul_precision` does, but only within the block.
+
+    A process that has set torch's newer ``fp32_precision`` itself keeps what it has set.
+    """
+    import torch
+
+    try:
+        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # torch's older settings can no longer be read
+        yield
+        return
+    set_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def has_glibc() -> bool:

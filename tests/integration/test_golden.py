@@ -39,7 +39,7 @@ SHOWN = 20  # differences that a message names
 # Keys of result.json that say when, where and by what something ran.
 OF_THE_RUN = {
     *("run_id", "started_at", "finished_at", "wall_s", "starts", "peak_memory_bytes"),
-    *("machine_cores", "threads_per_rank", "platform", "git_commit"),
+    *("machine_cores", "threads_per_rank", "matmul_precision", "platform", "git_commit"),
     *("python", "sparsepipe", "cuda", "torch", "pytorch-lightning", "hydra-core", "numpy"),
 }
 # And those that a training measures: times, rates, memory and the machine itself.

@@ -57,7 +57,7 @@ def test_a_profile_is_of_the_device(job: Job) -> None:
 
 
 def test_a_training_ends_as_on_a_processor(job: Job) -> None:
-    command = ("parallel=single", "trainer.max_epochs=2")
+    command = ("parallel=single", "trainer.max_epochs=2", "trainer.matmul_precision=highest")
     found, expected = (job(*command, h) for h in (HARDWARE, "hardware.accelerator=cpu"))
     assert found != expected, "another device is another run"
     torch.testing.assert_close(weights(found).cpu(), weights(expected), rtol=1e-4, atol=1e-5)

@@ -139,6 +139,19 @@ def mlp(*, num_classes: int, width: int = 8, dropout: float = 0.0, norm: bool = 
     )
 
 
+def noting_mlp(*, num_classes: int, width: int, dropout: float, norm: bool):
+    """Notes in the file ``$MULTIPLYING`` how a process multiplies, whenever it computes."""
+    network = mlp(num_classes=num_classes, width=width, dropout=dropout, norm=norm)
+    network[0].register_forward_hook(_note_precision)
+    return network
+
+
+def _note_precision(*_):
+    words = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    with Path(os.environ["MULTIPLYING"]).open("a") as notes:
+        print(os.getpid(), *words, file=notes)
+
+
 class Hearing:
     """Notes that a signal has come to this process, which heeds it as before."""
 

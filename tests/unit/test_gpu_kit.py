@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from sparsepipe.runs.ledger import load_results
 
@@ -41,9 +42,24 @@ def kit_run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_limits_of_all_parts_fit_nine_minutes(kit: ModuleType) -> None:
+def test_what_comes_first_fits_nine_minutes_and_the_rest_has_what_is_left(
+    kit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     starting_and_ending_s = 20
-    assert sum(part.limit_s for part in kit.PARTS) + starting_and_ending_s <= 9 * 60
+    first = [part for part in kit.PARTS if not part.later]
+    assert sum(part.limit_s for part in first) + starting_and_ending_s <= 9 * 60
+    options = argparse.Namespace(out=tmp_path, part=None, minutes=1.0)
+    for passed_s, given_s in ((5.0, 45.0), (20.0, 30.0), (40.0, 0.0)):
+        monkeypatch.setattr(kit, "STARTED_S", kit.time.perf_counter() - passed_s)
+        parts = [kit._timed(part, options) for part in kit.PARTS]
+        expected = first + [
+            replace(p, limit_s=min(p.limit_s, given_s)) for p in kit.PARTS if p.later
+        ]
+        for part, other in zip(parts, expected, strict=True):
+            assert replace(part, limit_s=other.limit_s) == other
+            assert part.limit_s == pytest.approx(other.limit_s, abs=1)
+    record = kit._run(parts[-1], options, tmp_path, {"device": "a device"})
+    assert record.reason.startswith("no time was left")
 
 
 def test_a_dry_run_names_parts_limits_and_what_is_missing(kit: ModuleType) -> None:
@@ -72,6 +88,31 @@ def test_parts_that_need_a_device_say_so_and_others_end_at_their_limit(
     page = (tmp_path / "summary.md").read_text()
     assert "it needs a CUDA device" in page
     assert "over its limit" in page
+
+
+def test_backends_and_libraries_that_are_not_there_get_rows(
+    kit: ModuleType, tmp_path: Path
+) -> None:
+    import convolution_peers as peers
+
+    path = tmp_path / "part.json"
+    kit.Record(part="part", state="under way", limit_s=1.0, machine={}).write(path)
+    with pytest.raises(ImportError, match="no option conf/backend/of_nobody"):
+        peers.backend_of("of_nobody")
+    assert peers.present(kit.Rows(path), peers.LIBRARIES, on_cuda=False) == []
+    rows = kit.Record.read(path).rows
+    assert [row["row"] for row in rows if not kit.counts(row)] == list(peers.LIBRARIES)
+
+
+def test_layers_on_a_backend_s_own_maps_are_those_of_the_native_one(kit: ModuleType) -> None:
+    from convolution_peers import Ours
+    from convolutions import _errors, _in_float64
+    from sparse_conv import make_batch, make_layers
+
+    other, batch = Ours("native", "bf16"), make_batch(1, seed=0)
+    other.name = "another"
+    layer, maps = make_layers(batch, torch.float32)[3], other.maps(batch)
+    assert max(_errors(other.operations(maps, 1, layer), _in_float64(layer))) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -188,6 +229,7 @@ def test_the_summary_has_tables_counts_and_a_ledger(kit: ModuleType, tmp_path: P
     run = {"name": "table1", "run_id": "a1", "task_name": "table1", "kind": "measured"}
     rows = [
         {"row": "a run", "seconds": 1.5, "result": {**run, "flops_per_s": 2e12}},
+        {"row": "the same run", "result": {**run, "flops_per_s": 2e12}},
         {"row": "a test", "outcome": "skipped", "why": "wants two devices"},
         {"row": "nothing to show"},
         {"row": "a fault", "error": "ValueError: of\nsome kind"},

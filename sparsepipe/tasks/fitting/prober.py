@@ -44,6 +44,7 @@ from sparsepipe.tasks.fitting.memory import (
 )
 from sparsepipe.tasks.task import ResolvedRun
 from sparsepipe.utils.files import read_json, write_json
+from sparsepipe.utils.process import set_matmul_precision
 
 log = logging.getLogger(__name__)
 
@@ -283,6 +284,7 @@ def memory_of_steps(
     spec = spec.replace(data=data_target, callbacks={}, logger={})
     inventory = build_inventory(spec)
     run = ResolvedRun.of(spec, inventory, directory=RunDir(place))
+    set_matmul_precision(run.matmul_precision)
     seed = int(spec.seed)
     seed_model(seed)
     data = run.load_data("fit")

@@ -54,13 +54,18 @@ def test_groups_that_a_run_does_not_use_are_part_of_its_identity() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["checkpoint_strict=false", "task.test_weights=last", "data.source.fill=0.0"]
+    "key",
+    [
+        *("checkpoint_strict=false", "task.test_weights=last", "data.source.fill=0.0"),
+        "trainer.matmul_precision=highest",
+    ],
 )
 def test_runs_of_versions_without_a_key_keep_their_identity(key: str) -> None:
     spec = composed("data=volume_files")
     values = spec.to_dict()
     del values["checkpoint_strict"], values["input"], values["task"]["test_weights"]
     del values["data"]["source"]["fill"], values["data"]["source"]["ignore"]
+    del values["trainer"]["matmul_precision"]
     former = RunSpec.from_dict(values)
     assert former.identity() == spec.identity()
     changed = composed("data=volume_files", key)

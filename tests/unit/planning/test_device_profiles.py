@@ -105,6 +105,7 @@ def test_matching_workloads_give_no_messages(
         ("backend", "MinkowskiEngine", "backend MinkowskiEngine, not NativeBackend"),
         ("device", "full-speed", "device full-speed, not half-speed"),
         ("dtype", "float64", "dtype float64, not float32"),
+        ("matmul_precision", "high", "matmul_precision high, not highest"),
         ("threads", 4, "threads 4, not 3"),
         ("optimizer", "torch.optim.AdamW", "optimizer torch.optim.AdamW, not torch.optim.SGD"),
     ],

@@ -231,7 +231,9 @@ def test_texts_of_a_run_are_not_resolved(run: Path, of_others: dict[str, Any]) -
 def test_a_checkpoint_records_paths_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARKER", "/there")
     spec = composed("data=folder", "data.root=$MARKER/parts")
-    assert recorded_settings(spec.to_dict())["data"]["root"] == "/there/parts"
+    recorded = recorded_settings(spec.to_dict())
+    assert recorded["data"]["root"] == "/there/parts"
+    assert recorded["trainer"] == {"precision": "32-true", "matmul_precision": None}
 
 
 def test_what_cannot_be_loaded_or_predicted_is_explained(run: Path, place: Path) -> None:
