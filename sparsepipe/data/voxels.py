@@ -14,13 +14,12 @@ augmentation and does not change when the shape is rotated. Cube and sphere keep
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.points import FloatArray, IntArray
+from sparsepipe.data.points import FloatArray
 
 Span = Literal["extent", "cube", "sphere"]
 
@@ -74,66 +73,52 @@ def voxelise(unit_N3: NDArray[np.floating], *, resolution: int) -> NDArray[np.in
     return occupied_sites(keys_N, [slice(None)], resolution=resolution)[:, 1:]
 
 
-def voxel_numbers(unit_N3: NDArray[np.floating], *, resolution: int) -> IntArray:
+def voxel_numbers(unit_N3: NDArray[np.floating], *, resolution: int) -> NDArray[Any]:
     """Returns the number (x R + y) R + z [N] of each point's voxel; see :func:`voxelise`."""
     # Float32 is too coarse for the voxels of a very fine grid.
     exact_N3 = unit_N3 if resolution <= 1024 else unit_N3.astype(np.float64)
     scaled_N3 = exact_N3 + 1
     scaled_N3 *= resolution / 2
     np.clip(scaled_N3, 0, resolution - 1, out=scaled_N3)
-    sites_N3: NDArray[Any] = scaled_N3.astype(np.int32 if resolution**3 <= 2**31 else np.int64)
-    keys_N: NDArray[np.int64] = (
-        sites_N3[:, 0] * resolution + sites_N3[:, 1]
-    ) * resolution + sites_N3[:, 2]
-    return keys_N.astype(np.int64)
+    sites_N3 = scaled_N3.astype(np.int32 if resolution**3 <= 2**31 else np.int64)
+    keys_N: NDArray[Any] = sites_N3[:, 0]
+    for axis in (1, 2):
+        keys_N = keys_N * resolution + sites_N3[:, axis]
+    return keys_N
 
 
 def occupied_sites(
-    keys_T: IntArray, parts: Iterable[slice], *, resolution: int
+    keys_T: NDArray[Any], parts: Iterable[slice], *, resolution: int
 ) -> NDArray[np.int32]:
     """Returns distinct voxels [M, 4] as (sample, x, y, z), in lexicographic order.
 
     ``keys_T``: voxels of points, as from :func:`voxel_numbers`; ``parts``: where each sample's are.
     """
-    voxels = resolution**3
-    has_table = voxels <= _TABLE_VOXELS
-    flags = np.zeros(-(-voxels // 8) * 8 if has_table else 0, np.bool_)
-    flags_of_8 = flags.view(np.uint64)
-    found = list[IntArray]()
+    has_table = resolution**3 <= _TABLE_VOXELS
+    flags = np.zeros(-(-(resolution**3) // 8) * 8 if has_table else 0, np.bool_)
+    flags_of_8, found = flags.view(np.uint64), list[NDArray[Any]]()
     for part in parts:
-        keys_N = keys_T[part]
         if has_table:
-            flags[keys_N] = True
-            # Few flags are set, at places that no processor can predict, and are searched for
-            # faster in two steps.
+            flags[keys_T[part].astype(np.intp)] = True
+            # Where a flag is set is hard to predict, so that searching in two steps is faster.
             eights = (flags_of_8 != 0).nonzero()[0]
             places_M = flags_of_8[eights].view(np.bool_).nonzero()[0]
             flags_of_8[eights] = 0
             eights -= np.arange(len(eights))
-            keys_M = (eights * 8)[places_M >> 3] + places_M
+            found.append((eights * 8)[places_M >> 3] + places_M)
         else:
-            keys_N = np.sort(keys_N)
+            keys_N = np.sort(keys_T[part])
             first_N = np.ones(len(keys_N), np.bool_)
             np.not_equal(keys_N[1:], keys_N[:-1], out=first_N[1:])
-            keys_M = keys_N[first_N]
-        found.append(keys_M)
-    keys_M = np.concatenate(found)
-    if has_table:
-        sites_M4 = _all_sites(resolution).take(keys_M, axis=0)
-    else:
-        sites_M4 = np.empty((len(keys_M), 4), np.int32)
-        rest_M, sites_M4[:, 3] = np.divmod(keys_M, resolution)
-        sites_M4[:, 1], sites_M4[:, 2] = np.divmod(rest_M, resolution)
+            found.append(keys_N[first_N])
+    keys_M = np.concatenate(found).astype(keys_T.dtype, copy=False)
+    sites_M4 = np.empty((len(keys_M), 4), np.int32)
     sites_M4[:, 0] = np.repeat(np.arange(len(found)), [len(each) for each in found])
+    for axis in (3, 2, 1):
+        rest_M = keys_M // resolution  # np.divmod takes several times as long
+        sites_M4[:, axis] = keys_M - rest_M * resolution
+        keys_M = rest_M
     return sites_M4
-
-
-@lru_cache(maxsize=2)
-def _all_sites(resolution: int) -> NDArray[np.int32]:
-    """Returns all voxels [R^3, 4] as (0, x, y, z): to look them up is faster than to divide."""
-    sites_4V = np.zeros((4, resolution**3), np.int32)
-    sites_4V[1:] = np.indices((resolution,) * 3).reshape(3, -1)
-    return np.ascontiguousarray(sites_4V.T)
 
 
 def occupancy(coords_M3: NDArray[np.int32], *, resolution: int) -> FloatArray:
