@@ -81,17 +81,13 @@ class Clouds:
             yield slice(start, stop)
 
     def apply(self, operation: np.ufunc, values_B3: FloatArray) -> None:
-        """Replaces each cloud's points by ``operation(points, values)``, values being its row.
+        """Replaces each cloud's points by ``operation(points, values)``, with its row of values.
 
         ``values_B3``, float32, has a value for each axis, or one for all of them, [B, 1].
         """
-        points_3T = self.points_3T
-        if len({*self.counts}) == 1:
-            points_3BN = points_3T.reshape(3, len(self.counts), -1)
-            operation(points_3BN, values_B3.T[:, :, None], out=points_3BN)
-            return
         for part, values_3 in zip(self.parts(), values_B3, strict=True):
-            operation(points_3T[:, part], values_3[:, None], out=points_3T[:, part])
+            points_3N = self.points_3T[:, part]
+            operation(points_3N, values_3[:, None], out=points_3N)
 
     def keep(self, kept_T: NDArray[np.bool_], *, least: slice) -> None:
         """Removes the points that are not to be kept; of a cloud without any, keeps ``least``."""
