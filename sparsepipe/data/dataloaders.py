@@ -198,8 +198,5 @@ def _start_worker(worker: int) -> None:
 
 
 def _keep_memory() -> None:
-    """Makes glibc keep up to 60 MB of freed memory for the next batch.
-
-    Otherwise each array returns to the kernel, and reading waits for fresh pages.
-    """
+    """Makes glibc keep up to 60 MB of freed memory, because reading would wait for fresh pages."""
     np.empty(30 << 20, np.uint8)  # once freed, it raises the limit to twice its size

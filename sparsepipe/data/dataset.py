@@ -106,8 +106,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         """
         pairs = [each if isinstance(each, tuple) else (0, each) for each in accesses]
         indices = [int(self.indices_N[position]) for _, position in pairs]
-        epochs = [epoch for epoch, _ in pairs]
-        keys = [(self.stream, *each) for each in zip(epochs, indices, strict=True)]
+        keys = [(self.stream, pair[0], i) for pair, i in zip(pairs, indices, strict=True)]
         return self.batch(indices, keys=keys)
 
     def sample(self, index: int, *, key: Key) -> dict[str, Any]:

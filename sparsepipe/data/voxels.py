@@ -31,12 +31,7 @@ _FLAT = 1e-6
 
 
 def grid_box(
-    low_B3: FloatArray,
-    high_B3: FloatArray,
-    center_B3: FloatArray,
-    radius_B: FloatArray | float,
-    *,
-    span: Span,
+    low_B3: FloatArray, high_B3: FloatArray, center_B3: FloatArray, radius_B: Any, *, span: Span
 ) -> tuple[FloatArray, FloatArray]:
     """Returns middle [B, 3] and half widths [B, 3] (never 0) of the grids around shapes.
 
