@@ -42,7 +42,7 @@ WARM_UP_STEPS = 1
 
 GOAL = 3
 """How far the loader should be ahead of training."""
-TURNS = 5
+TURNS = 3
 """How often two versions' loaders are measured, one after the other."""
 
 

@@ -7,7 +7,6 @@ side, V voxels of a grid, B shapes in a batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -42,8 +41,6 @@ Draw = tuple[int, Generator, tuple[int, int]]
 
 _CHUNK_POINTS = 2**17
 """Points that are drawn, augmented and voxelised together: more take longer to reach in memory."""
-_THREADS = 2
-"""Threads that read a batch: one computes while the other draws, since numpy releases the GIL."""
 
 
 @checked
@@ -144,8 +141,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
 
         size = max(1, _CHUNK_POINTS // (settings.num_points or points.points_per_shape))
         chunks = [slice(start, start + size) for start in range(0, len(indices), size)]
-        with ThreadPoolExecutor(_THREADS) as pool:
-            sites_M4 = np.concatenate(list(pool.map(read, chunks)))
+        sites_M4 = np.concatenate([read(some) for some in chunks])
         if settings.representation == "sparse":
             ones, sites = torch.ones(len(sites_M4), 1), torch.from_numpy(sites_M4)
             x = SparseTensor(ones, sites, spatial_shape=shape[2:], batch_size=len(indices))
