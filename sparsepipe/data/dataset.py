@@ -128,20 +128,19 @@ class ShapeDataset(Dataset[dict[str, Any]]):
             bits = np.unpackbits(packed, axis=1, count=side**3).reshape(shape)
             return {**batch, "input": torch.from_numpy(bits.astype(np.float32))}
 
-        def read(some: slice) -> NDArray[np.int32]:
+        size = max(1, _CHUNK_POINTS // (settings.num_points or points.points_per_shape))
+        found = list[NDArray[np.int32]]()
+        for start in range(0, len(indices), size):
+            some = slice(start, start + size)
             draws = [
                 (index, np.random.default_rng([settings.seed, *key]), (key[0], key[2]))
                 for index, key in zip(indices[some], keys[some], strict=True)
             ]
             clouds = self.unit_clouds(draws)
             voxels_T = voxel_numbers(clouds.points_3T.T, resolution=side)
-            sites_M4 = occupied_sites(voxels_T, clouds.parts(), resolution=side)
-            sites_M4[:, 0] += some.start
-            return sites_M4
-
-        size = max(1, _CHUNK_POINTS // (settings.num_points or points.points_per_shape))
-        chunks = [slice(start, start + size) for start in range(0, len(indices), size)]
-        sites_M4 = np.concatenate([read(some) for some in chunks])
+            found.append(occupied_sites(voxels_T, clouds.parts(), resolution=side))
+            found[-1][:, 0] += start
+        sites_M4 = np.concatenate(found)
         if settings.representation == "sparse":
             ones, sites = torch.ones(len(sites_M4), 1), torch.from_numpy(sites_M4)
             x = SparseTensor(ones, sites, spatial_shape=shape[2:], batch_size=len(indices))
