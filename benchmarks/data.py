@@ -7,6 +7,10 @@ of sparse VGG16-BN in full width consumes on this machine.
 
     python benchmarks/data.py
 
+Only the loader, in turn with that of another version, whose checkout is in DIR:
+
+    python benchmarks/data.py --beside DIR --batch-size 64 --workers 0
+
 Shapes: B shapes in a batch.
 """
 
@@ -15,6 +19,9 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from functools import partial
@@ -35,6 +42,8 @@ WARM_UP_STEPS = 1
 
 GOAL = 3
 """How far the loader should be ahead of training."""
+TURNS = 3
+"""How often two versions' loaders are measured, one after the other."""
 
 
 def open_data(options: argparse.Namespace, directory: Path, resolution: int) -> ShapeDataModule:
@@ -113,14 +122,42 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="least time of a loader run")
     parser.add_argument("--width", type=float, default=1.0, help="of the network (1)")
     parser.add_argument("--workers", type=int, default=default_workers(), help="loader processes")
+    parser.add_argument("--beside", type=Path, help="checkout of another version")
+    parser.add_argument("--loader", nargs=2, help=argparse.SUPPRESS)  # directory, resolution
     options = parser.parse_args()
+    if options.loader:
+        data = open_data(options, Path(options.loader[0]), int(options.loader[1]))
+        print(loader_shapes_per_s(data, options.seconds))
+        return
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     print(
         f"{usable_cores()} cores, {torch.get_num_threads()} threads, {device}, torch "
         f"{torch.__version__}, load {os.getloadavg()[0]:.1f}, loader processes {options.workers}"
     )
     with tempfile.TemporaryDirectory() as name:
-        report(options, Path(name))
+        (report if options.beside is None else compare)(options, Path(name))
+
+
+def compare(options: argparse.Namespace, directory: Path) -> None:
+    """Measure this version's loader and the other's in turn, each in a process of its own."""
+    open_data(options, directory, 32)  # writes the cache, which both read
+    print("                  loader shapes/s  in the other version  ratio")
+    for resolution in PAPER_OCCUPANCY:
+        rates: dict[Path, list[float]] = {Path(__file__).parents[1]: [], options.beside: []}
+        for checkout, rate in [*rates.items()] * TURNS:
+            ran = subprocess.run(
+                [sys.executable, *sys.argv, "--loader", str(directory), str(resolution)],
+                env={**os.environ, "PYTHONPATH": str(checkout)},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            rate.append(float(ran.stdout))
+        ours, theirs = map(statistics.median, rates.values())
+        print(
+            f"{resolution}^3, batch {options.batch_size:3d}  {ours:15.0f}  {theirs:20.0f}"
+            f"  {ours / theirs:4.2f}x"
+        )
 
 
 def report(options: argparse.Namespace, directory: Path) -> None:

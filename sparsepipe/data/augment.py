@@ -20,7 +20,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field
 
-from sparsepipe.data.points import FloatArray
+from sparsepipe.data.points import Clouds, FloatArray
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.arguments import Seed, checked
 
@@ -87,24 +87,38 @@ class Augment:
 
     def vary(self, unit_N3: FloatArray, rng: np.random.Generator) -> FloatArray:
         """Drops, scales, shifts and jitters points; returns at least one, and all in [-1, 1]^3."""
+        clouds = Clouds(np.array(unit_N3.T, order="C"), [len(unit_N3)])
+        self.vary_clouds(clouds, [rng])
+        return clouds.points_3T.T
+
+    def vary_clouds(self, clouds: Clouds, rngs: Sequence[Generator]) -> None:
+        """Varies clouds in place as ``vary`` does, each with its own random generator."""
         if not self.enabled:
-            return unit_N3
+            return
         if self.dropout > 0:
-            kept_N = rng.random(len(unit_N3)) >= rng.uniform(0, self.dropout)
-            unit_N3 = unit_N3[kept_N] if kept_N.any() else unit_N3[:1]
+            kept = [
+                rng.random(count) >= rng.uniform(0, self.dropout)
+                for rng, count in zip(rngs, clouds.counts, strict=True)
+            ]
+            clouds.keep(np.concatenate(kept), least=slice(1))
         if tuple(self.scale) != (1.0, 1.0):
-            low, high = self.scale
-            factors = rng.uniform(low, high, 3 if self.scale_per_axis else 1)
-            unit_N3 = unit_N3 * factors.astype(np.float32)
+            (low, high), axes = self.scale, 3 if self.scale_per_axis else 1
+            factors = [rng.uniform(low, high, axes) for rng in rngs]
+            clouds.apply(np.multiply, np.stack(factors).astype(np.float32))
         if self.shift > 0:
-            unit_N3 = unit_N3 + rng.uniform(-self.shift, self.shift, 3).astype(np.float32)
+            moves = [rng.uniform(-self.shift, self.shift, 3) for rng in rngs]
+            clouds.apply(np.add, np.stack(moves).astype(np.float32))
         if self.outside == "drop":
-            inside_N = (np.abs(unit_N3) <= 1 + _ROUNDING).all(axis=1)
-            unit_N3 = unit_N3[inside_N] if inside_N.any() else unit_N3
+            inside_3T = np.abs(clouds.points_3T) <= 1 + _ROUNDING
+            clouds.keep(np.logical_and.reduce(inside_3T), least=slice(None))
         if self.jitter > 0:
-            noise_N3 = rng.standard_normal(unit_N3.shape, np.float32) * np.float32(self.jitter)
-            unit_N3 = unit_N3 + np.clip(noise_N3, -self.jitter_clip, self.jitter_clip)
-        return np.clip(unit_N3, -1, 1)
+            noise_T3 = np.empty(clouds.points_3T.shape[::-1], np.float32)
+            for rng, part in zip(rngs, clouds.parts(), strict=True):
+                rng.standard_normal(dtype=np.float32, out=noise_T3[part])
+            noise_T3 *= np.float32(self.jitter)
+            np.clip(noise_T3, -self.jitter_clip, self.jitter_clip, out=noise_T3)
+            clouds.points_3T += noise_T3.T
+        np.clip(clouds.points_3T, -1, 1, out=clouds.points_3T)
 
 
 _CELLS = 24

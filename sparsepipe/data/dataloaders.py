@@ -161,6 +161,8 @@ def make_loader(
     training process is unsafe once autograd, OpenMP or gloo have started threads. Arguments are as
     for ``DataLoader``; ``collate``, its ``collate_fn``, is pickled for workers.
     """
+    if not num_workers:
+        _keep_memory()
     methods = multiprocessing.get_all_start_methods()
     method = "forkserver" if "forkserver" in methods else "spawn"
     return DataLoader(
@@ -187,8 +189,14 @@ def import_once_for_workers() -> None:
 
 
 def _start_worker(worker: int) -> None:
-    """Limits a loader worker to one thread, and makes it end when its parent process ends."""
+    """Limits torch to one thread in a loader worker, which ends when its parent process ends."""
     del worker  # nothing random depends on which worker reads a sample
     torch.set_num_threads(1)
+    _keep_memory()
     # Torch checks for the parent only every few seconds, and never while a worker reads.
     exit_with_parent()
+
+
+def _keep_memory() -> None:
+    """Makes glibc keep up to 60 MB of freed memory, because reading would wait for fresh pages."""
+    np.empty(30 << 20, np.uint8)  # once freed, it raises the limit to twice its size

@@ -1,6 +1,7 @@
 """Voxelisation: the grid around a shape, the voxels that points occupy, and dense occupancy.
 
-Shapes: N points, M occupied voxels, R voxels along each side of the grid.
+Shapes: N points, T points of all samples, M occupied voxels, B samples in a batch, R voxels along
+each side of the grid.
 
 ``span`` chooses the box that is mapped to the unit cube [-1, 1]^3, which the grid divides:
 ``extent``, the shape's bounding box with each axis stretched to the whole grid, as in the
@@ -12,7 +13,8 @@ augmentation and does not change when the shape is rotated. Cube and sphere keep
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,20 +31,24 @@ _FLAT = 1e-6
 
 
 def grid_box(
-    low_3: FloatArray, high_3: FloatArray, center_3: FloatArray, radius: float, *, span: Span
+    low_B3: FloatArray, high_B3: FloatArray, center_B3: FloatArray, radius_B: Any, *, span: Span
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns middle [3] and half widths [3] (never 0) of the grid around a shape.
+    """Returns middle [B, 3] and half widths [B, 3] (never 0) of the grids around shapes.
 
-    Its bounding box is from ``low_3`` to ``high_3``, its sphere has ``radius`` about ``center_3``.
+    A shape's bounding box is from ``low_B3`` to ``high_B3``, its sphere has ``radius_B`` about
+    ``center_B3``. A single shape needs no dimension B.
     """
+    tiny = np.finfo(np.float32).tiny
     if span == "sphere":
-        return center_3, np.full(3, max(radius, np.finfo(np.float32).tiny), np.float32)
-    middle_3 = (low_3 + high_3) * np.float32(0.5)
-    half_3 = (high_3 - low_3) * np.float32(0.5)
-    longest = max(float(half_3.max()), float(np.finfo(np.float32).tiny))
+        half_B = np.maximum(np.asarray(radius_B, np.float32), tiny)
+        return center_B3, np.broadcast_to(half_B[..., None], center_B3.shape)
+    middle_B3 = (low_B3 + high_B3) * np.float32(0.5)
+    half_B3 = (high_B3 - low_B3) * np.float32(0.5)
+    longest_B1 = np.maximum(half_B3.max(axis=-1, keepdims=True), tiny)
     if span == "cube":
-        return middle_3, np.full(3, longest, np.float32)
-    return middle_3, np.where(half_3 > _FLAT * longest, half_3, longest).astype(np.float32)
+        return middle_B3, np.broadcast_to(longest_B1.astype(np.float32), half_B3.shape)
+    flat_B1 = (_FLAT * longest_B1.astype(np.float64)).astype(half_B3.dtype)
+    return middle_B3, np.where(half_B3 > flat_B1, half_B3, longest_B1).astype(np.float32)
 
 
 def voxelise(unit_N3: NDArray[np.floating], *, resolution: int) -> NDArray[np.int32]:
@@ -58,24 +64,56 @@ def voxelise(unit_N3: NDArray[np.floating], *, resolution: int) -> NDArray[np.in
     Returns:
         Distinct voxels [M, 3] as int32 (x, y, z), in lexicographic order.
     """
+    keys_N = voxel_numbers(unit_N3, resolution=resolution)
+    return occupied_sites(keys_N, [slice(None)], resolution=resolution)[:, 1:]
+
+
+def voxel_numbers(unit_N3: NDArray[np.floating], *, resolution: int) -> NDArray[Any]:
+    """Returns the number (x R + y) R + z [N] of each point's voxel; see :func:`voxelise`."""
     # Float32 is too coarse for the voxels of a very fine grid.
     exact_N3 = unit_N3 if resolution <= 1024 else unit_N3.astype(np.float64)
-    scaled_N3 = (exact_N3 + 1) * (resolution / 2)
-    sites_N3 = np.clip(scaled_N3, 0, resolution - 1).astype(np.int64)
-    keys_N = (sites_N3[:, 0] * resolution + sites_N3[:, 1]) * resolution + sites_N3[:, 2]
-    if resolution**3 <= _TABLE_VOXELS:
-        table = np.zeros(resolution**3, np.bool_)
-        table[keys_N] = True
-        keys_M = np.flatnonzero(table)
-    else:
-        keys_N.sort()
-        first_N = np.ones(len(keys_N), np.bool_)
-        np.not_equal(keys_N[1:], keys_N[:-1], out=first_N[1:])
-        keys_M = keys_N[first_N]
-    coords_M3 = np.empty((len(keys_M), 3), np.int32)
-    rest_M, coords_M3[:, 2] = np.divmod(keys_M, resolution)
-    coords_M3[:, 0], coords_M3[:, 1] = np.divmod(rest_M, resolution)
-    return coords_M3
+    scaled_N3 = exact_N3 + 1
+    scaled_N3 *= resolution / 2
+    np.clip(scaled_N3, 0, resolution - 1, out=scaled_N3)
+    sites_N3 = scaled_N3.astype(np.int32 if resolution**3 <= 2**31 else np.int64)
+    keys_N: NDArray[Any] = sites_N3[:, 0]
+    for axis in (1, 2):
+        keys_N = keys_N * resolution + sites_N3[:, axis]
+    return keys_N
+
+
+def occupied_sites(
+    keys_T: NDArray[Any], parts: Iterable[slice], *, resolution: int
+) -> NDArray[np.int32]:
+    """Returns distinct voxels [M, 4] as (sample, x, y, z), in lexicographic order.
+
+    ``keys_T``: voxels of points, as from :func:`voxel_numbers`; ``parts``: where each sample's are.
+    """
+    has_table = resolution**3 <= _TABLE_VOXELS
+    flags = np.zeros(-(-(resolution**3) // 8) * 8 if has_table else 0, np.bool_)
+    flags_of_8, found = flags.view(np.uint64), list[NDArray[Any]]()
+    for part in parts:
+        if has_table:
+            flags[keys_T[part].astype(np.intp)] = True
+            # Where a flag is set is hard to predict, so that searching in two steps is faster.
+            eights = (flags_of_8 != 0).nonzero()[0]
+            places_M = flags_of_8[eights].view(np.bool_).nonzero()[0]
+            flags_of_8[eights] = 0
+            eights -= np.arange(len(eights))
+            found.append((eights * 8)[places_M >> 3] + places_M)
+        else:
+            keys_N = np.sort(keys_T[part])
+            first_N = np.ones(len(keys_N), np.bool_)
+            np.not_equal(keys_N[1:], keys_N[:-1], out=first_N[1:])
+            found.append(keys_N[first_N])
+    keys_M = np.concatenate(found).astype(keys_T.dtype, copy=False)
+    sites_M4 = np.empty((len(keys_M), 4), np.int32)
+    sites_M4[:, 0] = np.repeat(np.arange(len(found)), [len(each) for each in found])
+    for axis in (3, 2, 1):
+        rest_M = keys_M // resolution  # np.divmod takes several times as long
+        sites_M4[:, axis] = keys_M - rest_M * resolution
+        keys_M = rest_M
+    return sites_M4
 
 
 def occupancy(coords_M3: NDArray[np.int32], *, resolution: int) -> FloatArray:
