@@ -16,6 +16,7 @@ import yaml
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_inventory
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Measuring
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, SparsePipeError
 from sparsepipe.launch.job import run_job
@@ -270,15 +271,18 @@ def device() -> str:
     return build_inventory(composed(*TRAINING)).hosts[0].devices[0].name
 
 
+def wanted() -> RunSpec:
+    return profile_spec(composed(*TRAINING), device(), HOW)
+
+
 def profile_run() -> RunDir:
     """The run that measures for the training, before anybody has begun it."""
-    wanted = profile_spec(composed(*TRAINING), device(), HOW)
-    return run_directory(wanted)
+    return run_directory(wanted())
 
 
 def finish(directory: RunDir) -> Path:
     """Does what a run that measures does."""
-    directory.path.mkdir(parents=True)
+    directory.open(wanted())
     profile([1, 1, 1, 1]).save(directory.path / "profile.json")
     directory.finish({"kind": "measured"})
     return directory.path / "profile.json"
