@@ -37,6 +37,7 @@ from sparsepipe.data import Augment, GeneratedShapes, ShapeDataModule
 from sparsepipe.data.dataloaders import default_workers
 from sparsepipe.models import sparse_vgg16_bn
 from sparsepipe.utils.host import usable_cores
+from sparsepipe.utils.process import keep_freed_memory
 
 WARM_UP_STEPS = 1
 
@@ -125,6 +126,7 @@ def main() -> None:
     parser.add_argument("--beside", type=Path, help="checkout of another version")
     parser.add_argument("--loader", nargs=2, help=argparse.SUPPRESS)  # directory, resolution
     options = parser.parse_args()
+    keep_freed_memory()  # as trainings on a CPU do
     if options.loader:
         data = open_data(options, Path(options.loader[0]), int(options.loader[1]))
         print(loader_shapes_per_s(data, options.seconds))

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 from sparsepipe.data.points import IntArray
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.host import usable_cores
-from sparsepipe.utils.process import exit_with_parent
+from sparsepipe.utils.process import exit_with_parent, keep_freed_memory
 
 Access = tuple[int, int]
 """(epoch, index) of an access to a sample; the index is a position in the data set."""
@@ -161,8 +161,6 @@ def make_loader(
     training process is unsafe once autograd, OpenMP or gloo have started threads. Arguments are as
     for ``DataLoader``; ``collate``, its ``collate_fn``, is pickled for workers.
     """
-    if not num_workers:
-        _keep_memory()
     methods = multiprocessing.get_all_start_methods()
     method = "forkserver" if "forkserver" in methods else "spawn"
     return DataLoader(
@@ -192,11 +190,6 @@ def _start_worker(worker: int) -> None:
     """Limits torch to one thread in a loader worker, which ends when its parent process ends."""
     del worker  # nothing random depends on which worker reads a sample
     torch.set_num_threads(1)
-    _keep_memory()
+    keep_freed_memory()  # each batch would wait for fresh pages
     # Torch checks for the parent only every few seconds, and never while a worker reads.
     exit_with_parent()
-
-
-def _keep_memory() -> None:
-    """Makes glibc keep up to 60 MB of freed memory, because reading would wait for fresh pages."""
-    np.empty(30 << 20, np.uint8)  # once freed, it raises the limit to twice its size

@@ -38,7 +38,7 @@ class SpconvTritonBackend(TritonBackend):
         if importlib.util.find_spec("spconv_triton") is None:
             raise BackendError(
                 "spconv-triton is not installed",
-                remedy='run pip install "sparsepipe[spconv-triton]", or use backend=auto',
+                remedy="install the extra spconv_triton, or use backend=auto",
             )
 
     def _convolve(
