@@ -126,8 +126,8 @@ class EpochSums(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         values = []
-        for key, item in training_values(trainer).items():
-            if self._ended or item.has_reset:
+        for key, item in ({} if self._ended else training_values(trainer)).items():
+            if item.has_reset:
                 continue
             if (options := options_of(item)) is None:
                 log.warning(
@@ -140,8 +140,11 @@ class EpochSums(pl.Callback):
             values.append((key, options, state_of(item), None if last is None else last.cpu()))
         pipeline: Any = getattr(trainer.strategy, "pipeline", None)
         own = {} if pipeline is None else pipeline.own_metrics
-        mine = {"values": values, "metrics": updated_states(pl_module), "own": own}
-        checkpoint[_KEY] = process_group.gather_objects({} if self._ended else mine)
+        checkpoint[_KEY] = process_group.gather_objects(
+            {}
+            if self._ended
+            else {"values": values, "metrics": updated_states(pl_module), "own": own}
+        )
 
     @override
     def on_load_checkpoint(

@@ -81,14 +81,8 @@ def gallery_figure(
             title += f"  {100 * float(probabilities[place]):.0f} %"
         if true is not None:
             title = f"✓ {title}\n" if is_right else f"✗ {classes[true[place]]}\n→ {title}"
-        if names is not None:
-            name = style.drawable(names[place])
-            if len(name) > _NAME_LETTERS:
-                half = (_NAME_LETTERS - 1) // 2
-                name = f"{name[:half]}…{name[-half:]}"
-            title = f"{name}\n{title}"
         axes.set_title(
-            title,
+            title if names is None else f"{names[place]}\n{title}",
             fontsize=style.TICK_PT,
             color=style.INK if is_right else style.VERMILION,
             fontweight="normal" if is_right else "bold",
@@ -108,14 +102,18 @@ def _heading(true: Sequence[int] | None, predicted: Sequence[int], shares: str) 
 
 
 def _ends(files: Sequence[str]) -> list[str]:
-    """The fewest last components of each path that distinguish it from the other paths."""
+    """Returns the fewest last components of each path that distinguish it from the other paths, as
+    they are drawn: long ones lose their middle.
+    """
     ends = {
         file: ["/".join(parts[-n:]) for n in range(1, len(parts))]
         for file in files
         if (parts := PurePath(file).parts)
     }
     counts = Counter(end for file, own in ends.items() for end in {*own, file})
-    return [next((end for end in ends.get(file, ()) if counts[end] == 1), file) for file in files]
+    chosen = [next((end for end in ends.get(file, ()) if counts[end] == 1), file) for file in files]
+    names, half = map(style.drawable, chosen), (_NAME_LETTERS - 1) // 2
+    return [n if len(n) <= _NAME_LETTERS else f"{n[:half]}…{n[-half:]}" for n in names]
 
 
 def view(points_N3: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -144,8 +144,8 @@ class UpdateWatch(TorchFunctionMode):
             rest = [each for each in rows[0] if not isinstance(each, list | tuple)]
             rows = [(*each, *rest) for each in zip(*lists, strict=True)]
         found = list(map(self.sources, rows))
+        in_place = _IN_PLACE.fullmatch(name) is not None
         for row, sources in zip(rows, found, strict=True):
-            in_place = _IN_PLACE.fullmatch(name) is not None
             for changed in [*row[:in_place], kwargs.get("out")]:
                 if isinstance(changed, Tensor):
                     self._write(changed, sources, drops=name.endswith("zero_"))

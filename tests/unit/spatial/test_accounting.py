@@ -61,7 +61,7 @@ def saved_bytes(model: nn.Module, x: Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """What the ranks of a grid send for a layer."""
+    """Returns what the ranks of a grid send for a layer."""
 
     sent: tuple[int, ...]  # bytes of each rank in the forward pass
     passes: int  # how often all ranks together send as many in a training step

@@ -219,7 +219,7 @@ class Frozen(callbacks.BaseFinetuning):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is trained, by a Trainer and a strategy with more settings."""
+    """Returns what is trained by a Trainer and a strategy with more settings."""
 
     module: type[Net] = Net
     settings: Callable[[], dict[str, Any]] = dict
