@@ -5,9 +5,6 @@ Shape suffixes: N input sites, M output sites, K offsets, C channels, P pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,25 +17,6 @@ from sparsepipe.sparse.kernel_map import CoordinateCache, KernelMap
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.saved_tensors import save, saved
 from sparsepipe.sparse.tensor import SparseTensor
-
-_native_only = ContextVar("native_only", default=False)
-
-
-@contextmanager
-def natively() -> Iterator[None]:
-    """Context in which backends with kernels of their own leave all layers to the native one, whose
-    operations torch's counters see.
-    """
-    token = _native_only.set(True)
-    try:
-        yield
-    finally:
-        _native_only.reset(token)
-
-
-def is_native_only() -> bool:
-    """Returns whether the code runs in a block of :func:`natively`."""
-    return _native_only.get()
 
 
 @dataclass(frozen=True)

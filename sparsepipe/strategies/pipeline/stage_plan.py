@@ -20,7 +20,6 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.random_generators import Generator, is_generator, states_preserved
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import balanced, devices_of
-from sparsepipe.sparse.backends.native import natively
 from sparsepipe.spatial.spatialize import check_rules
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.pipeline.dataloaders import Padded
@@ -187,7 +186,7 @@ def flop_costs(layers: nn.Sequential, value: Any) -> list[float]:
     layers.eval()  # running statistics stay, and nothing is drawn at random
     try:
         for layer in layers:
-            with torch.no_grad(), natively(), FlopCounterMode(display=False) as counter:
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
                 value = layer(value)
             costs.append(float(counter.get_total_flops()))
     finally:

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from sparsepipe.errors import BackendError
 from sparsepipe.sparse.backends.convolution import convolve
 from sparsepipe.sparse.backends.native import (
     NativeBackend,
     at_level,
-    is_native_only,
     operands,
 )
 from sparsepipe.sparse.backends.triton.configurations import INTERPRETED
@@ -121,7 +121,8 @@ def _suits(device: torch.device, dtype: torch.dtype, spec: KernelSpec) -> bool:
     for what, is_so in unsuited.items():
         if is_so:
             _tell(what)
-    return not any(unsuited.values()) and not is_native_only()
+    # A dispatch mode, such as a counter of operations, sees those of torch only.
+    return not any(unsuited.values()) and _get_current_dispatch_mode() is None
 
 
 @cache
