@@ -96,9 +96,10 @@ def write_result(run: ResolvedRun, values: Mapping[str, Any]) -> None:
             "hardware_memory_bytes": int(sum(memories)) if len(memories) == len(devices) else None,
             "machine_cores": usable_cores(),
             "threads_per_rank": torch.get_num_threads(),
-            # That of the devices that a task plans for, where it only plans.
+            # Where a task only plans, that of the devices that it plans for.
             "matmul_precision": matmul_precision_on(
-                inventory.accelerator, run.spec.trainer.matmul_precision
+                "cuda" if "cuda" in inventory.accelerators else "cpu",
+                run.spec.trainer.matmul_precision,
             ),
             **versions(),
             **settings,
