@@ -164,7 +164,7 @@ def test_sites_that_do_not_belong_together_are_refused() -> None:
     for other, target in ((like, like), (reversed_x, like), (x, x)):
         with pytest.raises(CoordinateError, match="not those to which a window of size"):
             up(other, target)
-    with pytest.raises(CoordinateError, match="no finer level"):
+    with pytest.raises(CoordinateError, match="no level that is finer"):
         ConvTranspose3d(3, 3, 2, stride=2)(like)
     unknown = SparseTensor(x.feats, x.coords, stride=2, batch_size=2)
     with pytest.raises(CoordinateError, match="needs spatial_shape"):

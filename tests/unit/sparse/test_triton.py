@@ -14,6 +14,7 @@ from sparsepipe.errors import CoordinateError
 from sparsepipe.sparse import (
     Conv3d,
     GlobalMaxPool,
+    InverseConv3d,
     KernelSpec,
     MaxPool3d,
     SparseTensor,
@@ -34,6 +35,7 @@ from tests.support.triton_cases import (
     counted,
     pool_distances,
     sites,
+    transposed_distances,
 )
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="a GPU runs test_triton_cuda.py")
@@ -73,6 +75,17 @@ FULL = [
 )
 def test_convolutions_and_their_gradients(case: Case) -> None:
     assert max(convolution_distances(case, TRITON)) < case.tolerance
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*QUICK[1:], Case(KernelSpec.of(2), 5, 9), Case(WINDOWS[2], 2, 5)]
+    + [pytest.param(each, marks=pytest.mark.full) for each in FULL[4::9]],
+    ids=str,
+)
+@pytest.mark.parametrize("to_like", [True, False])
+def test_transposed_and_inverse_convolutions(case: Case, to_like: bool) -> None:
+    assert max(transposed_distances(case, TRITON, to_like=to_like)) < case.tolerance
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -192,6 +205,23 @@ def test_launches_and_read_backs_of_a_step() -> None:
     assert counts.pop("_pool_samples") == counts.pop("_pool_samples_backward") == 1
     # Of the maps of two levels, beside a sort and a sum for each, and one for the coarser sites.
     assert counts.total() + 2 * 2 + 1 <= 2 * 12
+
+
+def test_an_inverse_convolution_reads_nothing_back_and_shares_what_its_map_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(levels, "_foreseen", {})
+    down = Conv3d(5, 8, 2, stride=2, backend=TRITON)
+    up = InverseConv3d(8, 5, 2, stride=2, backend=TRITON)
+    case = Case(WINDOWS[1], 5, 8)
+    for seed in (0, 1):
+        coords = sites(case, seed=seed)
+        feats = torch.ones(len(coords), 5, requires_grad=True)
+        x = SparseTensor(feats, coords, spatial_shape=case.extent, batch_size=3)
+        with counted() as counts:
+            up(down(x), x).feats.sum().backward()
+    assert counts["read-backs"] == 1, "of the second minibatch"
+    assert (counts["_fill_tiles"], counts["_fill_pairs"], counts["_add_products"]) == (2, 1, 4)
 
 
 def test_second_derivatives_are_those_of_the_native_backend() -> None:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from sparsepipe.errors import BackendError
-from sparsepipe.sparse.backends.convolution import convolve
-from sparsepipe.sparse.backends.native import NativeBackend, at_level, operands
+from sparsepipe.sparse.backends.native import NativeBackend, at_level
 from sparsepipe.sparse.backends.triton.configurations import INTERPRETED
 from sparsepipe.sparse.backends.triton.convolution import Convolution
 from sparsepipe.sparse.backends.triton.levels import kernel_map
 from sparsepipe.sparse.backends.triton.pooling import AveragePool, GlobalPool, MaxPool
-from sparsepipe.sparse.kernel_map import KernelMap
+from sparsepipe.sparse.backends.triton.tiles import input_rows
+from sparsepipe.sparse.kernel_map import READERS, CoordinateCache, KernelMap
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.tensor import SparseTensor
 
@@ -38,22 +38,26 @@ class TritonBackend(NativeBackend):
 
     name: ClassVar[str] = "triton"
 
-    def conv3d(
-        self, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
-    ) -> SparseTensor:
-        """As :class:`.Backend` says; raises a BackendError if the device or the kernel is wrong."""
-        check_device(x.device)
-        feats, kernel, bias = operands(x.feats, kernel, bias, spec)
-        if (spec.volume == 1 and spec.is_submanifold) or not _suits(feats.dtype, spec):
-            return super().conv3d(x, kernel, bias, spec)
-        found = kernel_map(x.cache, spec)
-        if found.num_inputs and found.num_outputs:
-            out = self._convolve(feats, kernel, bias, found)
-        else:
-            out = convolve(feats, kernel, found) + (0 if bias is None else bias)
-        return at_level(x, out, found.output or x.cache, spec)
+    def _kernel_map(
+        self, cache: CoordinateCache, spec: KernelSpec, *, is_turned: bool = False
+    ) -> KernelMap:
+        check_device(cache.coords_N4.device)
+        if spec.volume > _MOST_OFFSETS:
+            return super()._kernel_map(cache, spec, is_turned=is_turned)
+        found = kernel_map(cache, spec)
+        if is_turned:
+            found.derived(READERS, lambda own: input_rows(own).sources_KM)
+        return found
 
     def _convolve(
+        self, feats: Tensor, kernel: Tensor, bias: Tensor | None, kernel_map: KernelMap
+    ) -> Tensor:
+        has_rows = kernel_map.num_inputs and kernel_map.num_outputs
+        if not has_rows or not _suits(feats.dtype, kernel_map.spec):
+            return super()._convolve(feats, kernel, bias, kernel_map)
+        return self._multiply(feats, kernel, bias, kernel_map)
+
+    def _multiply(
         self, feats: Tensor, kernel: Tensor, bias: Tensor | None, kernel_map: KernelMap
     ) -> Tensor:
         out: Tensor = Convolution.apply(feats, kernel, bias, kernel_map)  # type: ignore[no-untyped-call]
@@ -66,7 +70,7 @@ class TritonBackend(NativeBackend):
             return super().max_pool3d(x, spec)
         found = kernel_map(x.cache, spec)
         out = MaxPool.apply(x.feats, found)  # type: ignore[no-untyped-call]
-        return at_level(x, out, found.output or x.cache, spec)
+        return at_level(x, out, found.output, spec)
 
     def avg_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
         """As of :class:`.NativeBackend`."""
@@ -75,7 +79,7 @@ class TritonBackend(NativeBackend):
             return super().avg_pool3d(x, spec)
         found = kernel_map(x.cache, spec)
         out = AveragePool.apply(x.feats, found)  # type: ignore[no-untyped-call]
-        return at_level(x, out, found.output or x.cache, spec)
+        return at_level(x, out, found.output, spec)
 
     def global_max_pool(self, x: SparseTensor) -> Tensor:
         """As of :class:`.NativeBackend`."""

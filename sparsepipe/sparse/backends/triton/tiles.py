@@ -69,6 +69,8 @@ class Pairs:
 
 def output_tiles(kernel_map: KernelMap) -> Tiles:
     """Returns the tiles of the output rows, whose sources are input rows."""
+    if kernel_map.turned_of:
+        return input_tiles(kernel_map.turned_of)
     return _kept(kernel_map, "output tiles", lambda own: _tiles(output_rows(own), own.spec))
 
 
@@ -79,6 +81,8 @@ def input_tiles(kernel_map: KernelMap) -> Tiles:
     """
     if kernel_map.spec.is_symmetric:
         return output_tiles(kernel_map)
+    if kernel_map.turned_of:
+        return output_tiles(kernel_map.turned_of)
     return _kept(kernel_map, "input tiles", lambda own: _tiles(input_rows(own), own.spec))
 
 
@@ -93,7 +97,10 @@ def input_rows(kernel_map: KernelMap) -> Rows:
 
 
 def pairs(kernel_map: KernelMap) -> Pairs:
-    """Returns the pairs of the map."""
+    """Returns the pairs of the map; by input row where it is another turned round."""
+    if kernel_map.turned_of:
+        found = pairs(kernel_map.turned_of)
+        return Pairs(found.outputs_P, found.inputs_P, found.starts)
     return _kept(kernel_map, "pairs by chunk", _pairs)
 
 
