@@ -124,9 +124,9 @@ class NativeBackend:
 
     def global_avg_pool(self, x: SparseTensor) -> Tensor:
         """Takes the mean of each sample's features, [B, C]; 0 for a sample without sites."""
-        rows_BL, counts_B = x.cache.samples()
-        out: Tensor = _GlobalMean.apply(x.feats, x.coords[:, 0], rows_BL, counts_B)  # type: ignore[no-untyped-call]
-        return out
+        _, counts_B = x.cache.samples()
+        total_BC: Tensor = _SampleSum.apply(x.feats, x.cache)  # type: ignore[no-untyped-call]
+        return total_BC / counts_B.clamp(min=1)[:, None].to(total_BC.dtype)
 
 
 def operands(
@@ -317,18 +317,31 @@ class _GlobalMax(torch.autograd.Function):
         return grad[: ctx.num_rows], None, None
 
 
-class _GlobalMean(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, feats_NC: Tensor, batch_N: Tensor, rows_BL: Tensor, counts_B: Tensor
-    ) -> Tensor:
-        # Cached indices may be inference tensors, which cannot be saved for backward.
-        save(ctx, derived=(batch_N, counts_B))
-        total_BC = _by_sample(feats_NC, rows_BL, 0.0).sum(1)
-        return total_BC / counts_B.clamp(min=1)[:, None].to(total_BC.dtype)
+class _SampleSum(torch.autograd.Function):
+    """Sum of the rows of each sample [B, C], the adjoint of :class:`_SampleRows`."""
 
     @staticmethod
-    def backward(ctx: Any, grad_BC: Tensor) -> tuple[Tensor, None, None, None]:
-        _, (batch_N, counts_B) = saved(ctx)
-        share_BC = grad_BC / counts_B.clamp(min=1)[:, None].to(grad_BC.dtype)
-        return share_BC.index_select(0, batch_N), None, None, None
+    def forward(ctx: Any, feats_NC: Tensor, level: CoordinateCache) -> Tensor:
+        save(ctx, derived=level)
+        return _by_sample(feats_NC, level.samples()[0], 0.0).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BC: Tensor) -> tuple[Tensor, None]:
+        return sample_rows(grad_BC, saved(ctx)[1]), None
+
+
+class _SampleRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values_BC: Tensor, level: CoordinateCache) -> Tensor:
+        save(ctx, derived=level)
+        return values_BC.index_select(0, level.coords_N4[:, 0])
+
+    @staticmethod
+    def backward(ctx: Any, grad_NC: Tensor) -> tuple[Tensor, None]:
+        return _SampleSum.apply(grad_NC, saved(ctx)[1]), None  # type: ignore[no-untyped-call]
+
+
+def sample_rows(values_BC: Tensor, level: CoordinateCache) -> Tensor:
+    """Returns, for each site of ``level``, the values of its sample, [N, C]."""
+    out: Tensor = _SampleRows.apply(values_BC, level)  # type: ignore[no-untyped-call]
+    return out
