@@ -39,6 +39,11 @@ def watching_kernel_maps(watch: Callable[[], None]) -> Iterator[None]:
         _watchers.remove(watch)
 
 
+def are_watched() -> bool:
+    """Returns whether kernel maps are built in a block of :func:`watching_kernel_maps`."""
+    return bool(_watchers)
+
+
 @dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class CoordinateCache:
     """Coordinates of one level (sites of one stride), their index, kernel maps and derived levels.
@@ -406,11 +411,15 @@ def build_transposed_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
     return KernelMap(spec, rows_KM, num_inputs=coords_N4.shape[0], output=output)
 
 
-def derived_tensors(caches: Iterable[CoordinateCache]) -> Iterator[Tensor]:
+def derived_tensors(
+    caches: Iterable[CoordinateCache], *, with_coordinates: bool = False
+) -> Iterator[Tensor]:
     """Yields each tensor in ``caches`` (of indices, kernel maps and gather plans) once.
 
-    Those of coarser levels are included, but not the coordinates. Caches may share levels.
+    Those of coarser levels are included, the coordinates only if asked for. Caches may share
+    levels.
     """
+    left_out = {"__weakref__", *(() if with_coordinates else ("coords_N4",))}
     waiting: list[Any] = list(caches)
     seen: set[int] = set()
     while waiting:
@@ -426,6 +435,4 @@ def derived_tensors(caches: Iterable[CoordinateCache]) -> Iterator[Tensor]:
             waiting += value
         else:  # classes of this package keep their attributes in slots
             names = getattr(value, "__slots__", ())
-            waiting += [
-                getattr(value, name) for name in names if name not in ("coords_N4", "__weakref__")
-            ]
+            waiting += [getattr(value, name) for name in names if name not in left_out]

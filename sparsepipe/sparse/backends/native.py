@@ -37,7 +37,7 @@ class NativeBackend:
         if spec.volume == 1 and spec.is_submanifold:  # a plain matrix product
             out = feats @ kernel[0]
             return x.replace_feats(out if bias is None else out + bias)
-        found = self._kernel_map(x.cache, spec)
+        found = self._kernel_map(feats, x.cache, spec)
         return at_level(x, self._convolve(feats, kernel, bias, found), found.output, spec)
 
     def conv_transpose3d(
@@ -72,14 +72,19 @@ class NativeBackend:
             out = self._convolve(feats, kernel, bias, found)
             return at_level(x, out, found.output, spec, is_finer=True)
         like = x if like is None else like
-        found = self._kernel_map(like.cache, spec, is_turned=not spec.is_symmetric)
+        found = self._kernel_map(feats, like.cache, spec, is_turned=not spec.is_symmetric)
         _check_outputs(x, like, found)
         if spec.is_symmetric:  # its map is its own turned round, with offsets in reverse order
             return self.conv3d(like.replace_feats(feats), kernel.flip(0), bias, spec)
         return like.replace_feats(self._convolve(feats, kernel, bias, found.turned()))
 
     def _kernel_map(
-        self, cache: CoordinateCache, spec: KernelSpec, *, is_turned: bool = False
+        self,
+        feats: Tensor,
+        cache: CoordinateCache,
+        spec: KernelSpec,
+        *,
+        is_turned: bool = False,
     ) -> KernelMap:
         """Returns a window's map; ``is_turned``: it will be turned round, which may be prepared."""
         return cache.kernel_map(spec)
