@@ -275,9 +275,10 @@ def test_second_derivatives_are_those_of_the_native_backend() -> None:
         feats = torch.randn(6, len(coords)).t().requires_grad_()  # not contiguous
         kernel = torch.randn(27, 4, 6).transpose(1, 2).requires_grad_()
         x = SparseTensor(feats, coords, spatial_shape=case.extent, batch_size=3)
-        out = backend.max_pool3d(
-            backend.conv3d(x, kernel, None, WINDOWS[0]), KernelSpec.for_pooling(2)
-        )
+        wide = backend.conv3d(x, kernel, None, WINDOWS[0])
+        out = backend.max_pool3d(wide, WINDOWS[1])
+        back = torch.randn(8, 4, 4)
+        out = backend.conv_transpose3d(out, back, None, WINDOWS[1], like=wide)
         (grad,) = torch.autograd.grad(
             backend.global_max_pool(out).square().sum(), feats, create_graph=True
         )
