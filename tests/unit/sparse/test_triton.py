@@ -14,6 +14,7 @@ from sparsepipe.errors import CoordinateError
 from sparsepipe.sparse import (
     Conv3d,
     GlobalMaxPool,
+    InstanceNorm,
     InverseConv3d,
     KernelSpec,
     MaxPool3d,
@@ -127,6 +128,7 @@ def test_no_site_and_one_site(count: int, window: KernelSpec) -> None:
         lambda by, x: by.avg_pool3d(x, KernelSpec.for_pooling(3, stride=2)).feats,
         lambda by, x: by.global_max_pool(x),
         lambda by, x: by.global_avg_pool(x),
+        lambda by, x: InstanceNorm(5, affine=False, backend=by)(x).feats,
     ],
 )
 def test_pooling_and_its_gradient(pool) -> None:  # type: ignore[no-untyped-def]
