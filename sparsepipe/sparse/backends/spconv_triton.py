@@ -23,7 +23,8 @@ _MASKS = [np.array([0xFFFFFFFF], np.uint32)]
 
 @dataclass(frozen=True)
 class SpconvTritonBackend(TritonBackend):
-    """Convolves with spconv-triton; kernel maps, narrow layers and pooling are those of Triton.
+    """Convolves with spconv-triton; kernel maps, narrow layers, inverse convolutions, and pooling
+    are those of Triton.
 
     spconv-triton times configurations at each new shape, so that the first steps are slow, and
     another run may choose others and round differently.
@@ -41,11 +42,11 @@ class SpconvTritonBackend(TritonBackend):
                 remedy="install the extra spconv_triton, or use backend=auto",
             )
 
-    def _convolve(
+    def _multiply(
         self, feats: Tensor, kernel: Tensor, bias: Tensor | None, kernel_map: KernelMap
     ) -> Tensor:
-        if kernel.shape[1] <= MOST_CHANNELS:
-            return super()._convolve(feats, kernel, bias, kernel_map)
+        if kernel.shape[1] <= MOST_CHANNELS or kernel_map.turned_of:
+            return super()._multiply(feats, kernel, bias, kernel_map)
         out: Tensor = _Convolution.apply(feats, kernel, kernel_map)  # type: ignore[no-untyped-call]
         return out if bias is None else out + bias
 

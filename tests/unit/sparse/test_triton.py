@@ -14,6 +14,8 @@ from sparsepipe.errors import CoordinateError
 from sparsepipe.sparse import (
     Conv3d,
     GlobalMaxPool,
+    InstanceNorm,
+    InverseConv3d,
     KernelSpec,
     MaxPool3d,
     SparseTensor,
@@ -36,6 +38,7 @@ from tests.support.triton_cases import (
     pool_distances,
     scattered,
     sites,
+    transposed_distances,
 )
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="a GPU runs test_triton_cuda.py")
@@ -79,6 +82,17 @@ def test_convolutions_and_their_gradients(case: Case) -> None:
     assert max(convolution_distances(case, TRITON)) < case.tolerance
 
 
+@pytest.mark.parametrize(
+    "case",
+    [*QUICK[1:], Case(KernelSpec.of(2), 5, 9), Case(WINDOWS[2], 2, 5)]
+    + [pytest.param(each, marks=pytest.mark.full) for each in FULL[4::9]],
+    ids=str,
+)
+@pytest.mark.parametrize("to_like", [True, False])
+def test_transposed_and_inverse_convolutions(case: Case, to_like: bool) -> None:
+    assert max(transposed_distances(case, TRITON, to_like=to_like)) < case.tolerance
+
+
 @pytest.mark.full
 def test_convolutions_of_many_channels_in_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(configurations, "_FEW_PROGRAMS", 1)
@@ -114,6 +128,7 @@ def test_no_site_and_one_site(count: int, window: KernelSpec) -> None:
         lambda by, x: by.avg_pool3d(x, KernelSpec.for_pooling(3, stride=2)).feats,
         lambda by, x: by.global_max_pool(x),
         lambda by, x: by.global_avg_pool(x),
+        lambda by, x: InstanceNorm(5, affine=False, backend=by)(x).feats,
     ],
 )
 def test_pooling_and_its_gradient(pool) -> None:  # type: ignore[no-untyped-def]
@@ -213,6 +228,23 @@ def test_launches_and_read_backs_of_a_step() -> None:
     assert counts.total() + 2 * 2 + 1 <= 2 * 12
 
 
+def test_an_inverse_convolution_reads_nothing_back_and_shares_what_its_map_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(levels, "_foreseen", {})
+    down = Conv3d(5, 8, 2, stride=2, backend=TRITON)
+    up = InverseConv3d(8, 5, 2, stride=2, backend=TRITON)
+    case = Case(WINDOWS[1], 5, 8)
+    for seed in (0, 1):
+        coords = sites(case, seed=seed)
+        feats = torch.ones(len(coords), 5, requires_grad=True)
+        x = SparseTensor(feats, coords, spatial_shape=case.extent, batch_size=3)
+        with counted() as counts:
+            up(down(x), x).feats.sum().backward()
+    assert counts["read-backs"] == 1, "of the second minibatch"
+    assert (counts["_fill_tiles"], counts["_fill_pairs"], counts["_add_products"]) == (2, 1, 4)
+
+
 def test_each_watched_layer_makes_its_own_maps() -> None:
     case, marks = Case(WINDOWS[0], 1, 1, extent=(4, 4, 4)), []
     for seed in (0, 1):
@@ -245,9 +277,10 @@ def test_second_derivatives_are_those_of_the_native_backend() -> None:
         feats = torch.randn(6, len(coords)).t().requires_grad_()  # not contiguous
         kernel = torch.randn(27, 4, 6).transpose(1, 2).requires_grad_()
         x = SparseTensor(feats, coords, spatial_shape=case.extent, batch_size=3)
-        out = backend.max_pool3d(
-            backend.conv3d(x, kernel, None, WINDOWS[0]), KernelSpec.for_pooling(2)
-        )
+        wide = backend.conv3d(x, kernel, None, WINDOWS[0])
+        out = backend.max_pool3d(wide, WINDOWS[1])
+        back = torch.randn(8, 4, 4)
+        out = backend.conv_transpose3d(out, back, None, WINDOWS[1], like=wide)
         (grad,) = torch.autograd.grad(
             backend.global_max_pool(out).square().sum(), feats, create_graph=True
         )

@@ -12,18 +12,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from sparsepipe.errors import BackendError
-from sparsepipe.sparse.backends.convolution import convolve
-from sparsepipe.sparse.backends.native import (
-    NativeBackend,
-    at_level,
-    operands,
-)
+from sparsepipe.sparse.backends.native import NativeBackend, at_level
 from sparsepipe.sparse.backends.triton.configurations import INTERPRETED
 from sparsepipe.sparse.backends.triton.convolution import Convolution
 from sparsepipe.sparse.backends.triton.levels import kernel_map
 from sparsepipe.sparse.backends.triton.pooling import AveragePool, GlobalPool, MaxPool
 from sparsepipe.sparse.backends.triton.rows import known_rows
-from sparsepipe.sparse.kernel_map import KernelMap
+from sparsepipe.sparse.backends.triton.tiles import input_rows
+from sparsepipe.sparse.kernel_map import READERS, CoordinateCache, KernelMap
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.tensor import SparseTensor
 
@@ -44,25 +40,34 @@ class TritonBackend(NativeBackend):
 
     name: ClassVar[str] = "triton"
 
-    def conv3d(
-        self, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
-    ) -> SparseTensor:
-        """See :class:`.Backend`; raises a BackendError if the device or the kernel is wrong."""
-        feats, kernel, bias = operands(x.feats, kernel, bias, spec)
-        if (spec.volume == 1 and spec.is_submanifold) or not _suits(x.device, feats.dtype, spec):
-            return super().conv3d(x, kernel, bias, spec)
+    def _kernel_map(
+        self,
+        feats: Tensor,
+        cache: CoordinateCache,
+        spec: KernelSpec,
+        *,
+        is_turned: bool = False,
+    ) -> KernelMap:
+        if not _suits(feats.device, feats.dtype, spec):
+            return super()._kernel_map(feats, cache, spec)
         with _at(feats):
-            found = kernel_map(x.cache, spec)
-            fused = bias if bias is not None and bias.dtype == feats.dtype else None
-            if found.num_inputs and found.num_outputs:
-                out = self._convolve(feats, kernel, fused, found)
-            else:
-                out, fused = convolve(feats, kernel, found), None
-        if bias is not None and fused is None:
-            out = out + bias
-        return at_level(x, out, found.output or x.cache, spec)
+            found = kernel_map(cache, spec)
+            if is_turned:
+                found.derived(READERS, lambda own: input_rows(own).sources_KM)
+        return found
 
     def _convolve(
+        self, feats: Tensor, kernel: Tensor, bias: Tensor | None, kernel_map: KernelMap
+    ) -> Tensor:
+        has_rows = kernel_map.num_inputs and kernel_map.num_outputs
+        if not has_rows or not _suits(feats.device, feats.dtype, kernel_map.spec):
+            return super()._convolve(feats, kernel, bias, kernel_map)
+        fused = bias if bias is not None and bias.dtype == feats.dtype else None
+        with _at(feats):
+            out = self._multiply(feats, kernel, fused, kernel_map)
+        return out if bias is None or fused is not None else out + bias
+
+    def _multiply(
         self, feats: Tensor, kernel: Tensor, bias: Tensor | None, kernel_map: KernelMap
     ) -> Tensor:
         out: Tensor = Convolution.apply(feats, kernel, bias, kernel_map)  # type: ignore[no-untyped-call]
@@ -141,7 +146,7 @@ def _pool(by: Any, x: SparseTensor, spec: KernelSpec) -> SparseTensor | None:
     with _at(x.feats):
         found = kernel_map(x.cache, spec)
         out = by.apply(x.feats, found)
-    return at_level(x, out, found.output or x.cache, spec)
+    return at_level(x, out, found.output, spec)
 
 
 def _global_pool(x: SparseTensor, *, takes_largest: bool) -> Tensor | None:

@@ -72,6 +72,8 @@ class Pairs:
 
 def output_tiles(kernel_map: KernelMap, rows: int) -> Tiles:
     """Returns the output rows in tiles of ``rows``; their sources are input rows."""
+    if kernel_map.turned_of:
+        return input_tiles(kernel_map.turned_of, rows)
     return _kept(
         kernel_map,
         f"output tiles of {rows} rows",
@@ -83,6 +85,8 @@ def input_tiles(kernel_map: KernelMap, rows: int) -> Tiles:
     """Returns the input rows in tiles of ``rows``; their sources are the output rows that read
     them.
     """
+    if kernel_map.turned_of:
+        return output_tiles(kernel_map.turned_of, rows)
     return _kept(
         kernel_map,
         f"input tiles of {rows} rows",
@@ -111,7 +115,10 @@ def input_rows(kernel_map: KernelMap) -> Rows:
 
 
 def pairs(kernel_map: KernelMap) -> Pairs:
-    """Returns the pairs of the map."""
+    """Returns the pairs of the map; by input row where it is another turned round."""
+    if kernel_map.turned_of:
+        found = pairs(kernel_map.turned_of)
+        return Pairs(found.outputs_P, found.inputs_P, found.starts)
     return _kept(kernel_map, "pairs by chunk", _pairs)
 
 
