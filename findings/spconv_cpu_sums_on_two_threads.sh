@@ -4,8 +4,8 @@
 #   return other numbers than on one thread, in silence, in float64 as in float32.
 # One would guess: the number of threads changes the last digits at most.
 # Seen: on one thread the layer agrees with torch's dense convolution to 1e-15. On two, all of 20
-#   forward passes over the same numbers are off, by up to 0.5. Whoever
-#   checks results against spconv on a CPU must call torch.set_num_threads(1).
+#   forward passes over the same numbers are off, by up to 0.5. Whoever checks results against
+#   spconv on a CPU must call torch.set_num_threads(1).
 # PIP_ARGS may name an index, such as that of the smaller CPU build of torch. Needs two cores.
 set -euo pipefail
 folder=$(mktemp -d)

@@ -3,8 +3,7 @@
 # Behaviour: the forward pass of a convolution runs on a CPU, with gradients asked for; the backward
 #   pass raises AssertionError, "Torch not compiled with CUDA enabled".
 # One would guess: a wheel for CPUs trains on CPUs, or refuses in the forward pass.
-# Seen: the gradient asks for the current CUDA stream before it looks at where the tensors are. With
-#   a CUDA build of torch on a machine without a GPU, another error of CUDA is raised there.
+# Seen: the backward pass asks for the current CUDA stream, though all tensors are on the CPU.
 # PIP_ARGS may name an index, such as that of the smaller CPU build of torch.
 set -euo pipefail
 folder=$(mktemp -d)
