@@ -2,10 +2,12 @@
 
 from sparsepipe.data.scenes.datamodule import SceneDataModule, ScenePreprocessing
 from sparsepipe.data.scenes.reader import SceneReader
+from sparsepipe.data.scenes.rooms import GeneratedRooms
 from sparsepipe.data.scenes.scene import Scene, SceneVoxels
 from sparsepipe.data.scenes.sources import SceneFolder
 
 __all__ = [
+    "GeneratedRooms",
     "Scene",
     "SceneDataModule",
     "SceneFolder",
