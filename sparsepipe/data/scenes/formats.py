@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparsepipe.data.files import check_regular
 from sparsepipe.data.formats.clouds import read_text_table
 from sparsepipe.data.formats.ply import read_elements
 
@@ -111,9 +112,10 @@ READERS: dict[str, Callable[[Path], Columns]] = {
 """The function that reads files of a suffix, which is in lower case."""
 
 
-def is_scene_folder(path: Path) -> bool:
-    """Whether a path is a folder that holds one scene, in several files."""
-    return (path / _COORDS).is_file() or (path / _ANNOTATIONS).is_dir()
+def is_scene(path: Path) -> bool:
+    """Whether a path has a file with a suffix of :data:`READERS`, or a folder with one scene."""
+    in_folder = (path / _COORDS).is_file() or (path / _ANNOTATIONS).is_dir()
+    return in_folder or (path.suffix.lower() in READERS and path.exists() and not path.is_dir())
 
 
 def label_files(path: Path) -> list[Path]:
@@ -138,6 +140,8 @@ def read_columns(path: Path, *, names: Sequence[str] = ()) -> Columns:
         path: the file, with a suffix of :data:`READERS`, or the folder.
         names: names of the columns of a table without names; empty: those usual in its format.
     """
+    for member in members_of(path):
+        check_regular(member)
     suffix = "" if path.is_dir() else path.suffix.lower()
     columns = dict((READERS[suffix] if suffix else _folder)(path))
     if (table := columns.get("points")) is None or table.shape[1:] == (3,):
