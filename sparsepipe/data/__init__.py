@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sparsepipe.data.points import PointSet as PointSet
     from sparsepipe.data.scenes import GeneratedRooms as GeneratedRooms
     from sparsepipe.data.scenes import Scene as Scene
+    from sparsepipe.data.scenes import SceneAugment as SceneAugment
     from sparsepipe.data.scenes import SceneDataModule as SceneDataModule
     from sparsepipe.data.scenes import SceneFolder as SceneFolder
     from sparsepipe.data.scenes import SceneVoxels as SceneVoxels
@@ -45,7 +46,16 @@ _MODULES = {
     "images": ("DrawnDigits", "ImageDataModule", "ImageFolder", "ImageShift"),
     "images.real_digits": ("Mnist", "PackagedDigits", "Svhn", "Usps"),
     "points": ("PointSet",),
-    "scenes": ("GeneratedRooms", "Scene", "SceneDataModule", "SceneFolder", "SceneVoxels"),
+    "scenes": (
+        *(
+            "GeneratedRooms",
+            "Scene",
+            "SceneAugment",
+            "SceneDataModule",
+            "SceneFolder",
+            "SceneVoxels",
+        ),
+    ),
     "sources": ("ClassFolder", "GeneratedShapes", "NormalResampled", "NpzBundle", "OffTree"),
     "volumes": ("GeneratedVolumes", "VolumeDataModule", "VolumeFiles"),
 }

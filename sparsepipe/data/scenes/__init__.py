@@ -1,7 +1,8 @@
 """Scenes whose points have features and labels, in files of many formats."""
 
+from sparsepipe.data.scenes.augment import SceneAugment
 from sparsepipe.data.scenes.datamodule import SceneDataModule, ScenePreprocessing
-from sparsepipe.data.scenes.reader import SceneReader
+from sparsepipe.data.scenes.reader import SceneReader, read_scene
 from sparsepipe.data.scenes.rooms import GeneratedRooms
 from sparsepipe.data.scenes.scene import Scene, SceneVoxels
 from sparsepipe.data.scenes.sources import SceneFolder
@@ -9,9 +10,11 @@ from sparsepipe.data.scenes.sources import SceneFolder
 __all__ = [
     "GeneratedRooms",
     "Scene",
+    "SceneAugment",
     "SceneDataModule",
     "SceneFolder",
     "ScenePreprocessing",
     "SceneReader",
     "SceneVoxels",
+    "read_scene",
 ]

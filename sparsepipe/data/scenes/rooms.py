@@ -9,7 +9,7 @@ Lengths are in metres, and z is up. A position on the floor is a complex number,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -375,13 +375,14 @@ class GeneratedRooms(SceneFolder):
             raise ConfigError(
                 "data.root is not set", remedy="set data.root to a directory to write rooms into"
             )
-        self.root, self._seed = expanded(root).absolute() / f"v{VERSION}_seed{seed}", seed
-        self._reader, self._cache = replace(reader, classes=ROOM_CLASSES), cache
-        self._split = self._group = None
-        self._counts = {"train": train_rooms, "val": 0, "test": test_rooms}
+        self.root = expanded(root).absolute() / f"v{VERSION}_seed{seed}"
+        with explaining_storage(self.root, setting="data.root"):
+            self.root.mkdir(parents=True, exist_ok=True)
+        super().__init__(self.root, reader=replace(reader, classes=ROOM_CLASSES), cache=cache)
+        self._seed, self._counts = seed, {"train": train_rooms, "val": 0, "test": test_rooms}
 
     @cached_property
-    def _names(self) -> Mapping[str, list[str]]:
+    def _names(self) -> Mapping[Any, Sequence[str]]:
         names = {
             split: [f"{split}/room_{number:04d}.ply" for number in range(1, rooms + 1)]
             for split, rooms in self._counts.items()
