@@ -3,12 +3,10 @@
 from sparsepipe.data.scenes.augment import SceneAugment
 from sparsepipe.data.scenes.datamodule import SceneDataModule, ScenePreprocessing
 from sparsepipe.data.scenes.reader import SceneReader, read_scene
-from sparsepipe.data.scenes.rooms import GeneratedRooms
 from sparsepipe.data.scenes.scene import Scene, SceneVoxels
 from sparsepipe.data.scenes.sources import SceneFolder
 
 __all__ = [
-    "GeneratedRooms",
     "Scene",
     "SceneAugment",
     "SceneDataModule",
