@@ -149,22 +149,22 @@ def make_room(rng: np.random.Generator) -> dict[str, NDArray[Any]]:
         build(room)
     corners_T33 = np.concatenate([part.vertices_V3[part.faces_F3] for part in room.parts])
     seen_T8 = np.repeat(room.seen, [len(part.faces_F3) for part in room.parts], axis=0)
+    label_T, looks_T7 = seen_T8[:, 0], seen_T8[:, 1:]
     # The scanner stands clear of furniture, or above it where there is no such place.
     places_N2 = rng.uniform(0.5, 1, (60, 2)) * (np.array(room.sides) - 0.5)
     ground_N14 = np.hstack([places_N2, -places_N2])[:, None]
     gaps_N = (room.taken * [1, 1, -1, -1] - ground_N14).max(axis=2).min(axis=1)
     clear = np.flatnonzero(gaps_N > min(gaps_N.max() - 1e-6, 0.25))
     clear = clear[places_N2[clear, 0].argsort()]
-    step_deg, scans = between(rng, 1.6, 2.2), list[dict[str, NDArray[Any]]]()
+    step, scans = between(rng, 1.6, 2.2), list[dict[str, NDArray[Any]]]()
     lamp_3 = np.array([*rng.uniform(0.2, 0.8, 2) * room.sides, room.height - 0.3])
     for place in clear[np.linspace(0, len(clear) - 1, count(rng, 2, 4)).astype(int)]:
-        z = between(rng, 1.2, 1.8) if gaps_N[place] > 0.25 else 2.2
-        stand_3 = np.array([*places_N2[place], z])
-        triangle_P, columns = scan(
-            corners_T33, seen_T8[:, 1:], stand_3, rng, lamp_3=lamp_3, step_deg=step_deg
+        stand_3 = [*places_N2[place], between(rng, 1.2, 1.8) if gaps_N[place] > 0.25 else 2.2]
+        rows_P, found = scan(
+            corners_T33, looks_T7, np.array(stand_3), rng, lamp_3=lamp_3, step_deg=step
         )
-        columns["coord"] += rng.normal(0, 0.004, 3).astype(np.float32)  # is not quite registered
-        scans.append({**columns, "label": seen_T8[triangle_P, 0].astype(np.uint8)})
+        found["coord"] += rng.normal(0, 0.004, 3).astype(np.float32)  # is not quite registered
+        scans.append({**found, "label": label_T[rows_P].astype(np.uint8)})
     columns = {name: np.concatenate([each[name] for each in scans]) for name in scans[0]}
     cosine, sine = np.cos(angle := between(rng, 0, 2 * np.pi)), np.sin(angle)
     turn_33 = np.array([[cosine, sine, 0], [-sine, cosine, 0], [0, 0, 1]], np.float32)
@@ -330,15 +330,13 @@ def _clutter(room: _Room) -> None:
     kinds = furniture.cabinet, furniture.dresser, furniture.trolley, furniture.lamp
     for _ in range(count(rng, 1, 5)):
         half, tall = between(rng, 0.1, 0.3), between(rng, 0.1, 0.6)
-        thing = box((-half, 0, 0), (half, between(rng, 0.2, 0.5), tall))
-        if chance(rng, 0.4):
-            thing = rod((0, 0, 0), (0, 0, tall), half * 0.6, sections=16)
-        parts = [thing] if chance(rng, 0.4) else kinds[count(rng, 0, 3)](rng)
+        boxes = [box((-half, 0, 0), (half, between(rng, 0.2, 0.5), tall))]
+        parts = boxes if chance(rng, 0.4) else kinds[count(rng, 0, 3)](rng)
         vertices = np.concatenate([part.vertices_V3 for part in parts])
         low_3, (wide, deep, high) = vertices.min(axis=0), np.ptp(vertices, axis=0).tolist()
         if frame := room.on_floor(wide, deep, 0.7, high > 1):
-            offset_3 = -low_3 - [wide / 2, 0, 0]
-            room.add("clutter", [solids.moved(part, offset_3) for part in parts], frame)
+            parts = [solids.moved(part, -low_3 - [wide / 2, 0, 0]) for part in parts]
+            room.add("clutter", parts, frame)
     half, y = between(rng, 0.1, 0.35), room.sides[1] / 2
     deep = half * (1 + 2 * chance(rng, 0.5))
     for x in np.linspace(0, room.sides[0], count(rng, 3, 5))[1:-1]:
@@ -387,18 +385,16 @@ class GeneratedRooms(SceneFolder):
             split: [f"{split}/room_{number:04d}.ply" for number in range(1, rooms + 1)]
             for split, rooms in self._counts.items()
         }
-        missing = [name for each in names.values() for name in each]
-        missing = [name for name in missing if not (self.root / name).is_file()]
-        if not missing:  # perhaps in a read-only directory, where no lock can be created
-            return names
-        with (
-            explaining_storage(self.root, setting="data.root"),
-            locked(self.root / ".lock", wait_s=LOCK_WAIT_S),
-            progress("generating rooms") as advance,
-            parallel_map(min(usable_cores(), len(missing) // 40), chunk=4) as mapped,
-        ):
-            for _ in mapped(partial(_write_room, self.root, self._seed), missing):
-                advance(len(missing))
+        missing = [n for each in names.values() for n in each if not (self.root / n).is_file()]
+        if missing:  # a complete set may be in a read-only directory, where no lock can be made
+            with (
+                explaining_storage(self.root, setting="data.root"),
+                locked(self.root / ".lock", wait_s=LOCK_WAIT_S),
+                progress("generating rooms") as advance,
+                parallel_map(min(usable_cores(), len(missing) // 40), chunk=4) as mapped,
+            ):
+                for _ in mapped(partial(_write_room, self.root, self._seed), missing):
+                    advance(len(missing))
         return names
 
     def fingerprint(self) -> str:

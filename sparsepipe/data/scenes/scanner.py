@@ -44,7 +44,7 @@ def scan(
     across_R = np.cos(up_R)
     rays_R3 = np.stack([across_R * np.cos(around_R), across_R * np.sin(around_R), np.sin(up_R)], 1)
     corners_T33 = corners_T33 - station_3
-    range_R, triangle_R = _nearest(corners_T33, rays_R3, azimuth_A, elevation_E)
+    range_R, triangle_R = cast_rays(corners_T33, rays_R3, azimuth_A, elevation_E)
 
     a_T3, b_T3, c_T3 = corners_T33.transpose(1, 0, 2)
     normals_R3 = np.cross(b_T3 - a_T3, c_T3 - a_T3)[triangle_R]
@@ -73,7 +73,7 @@ def scan(
     return triangle_P, {name: values.astype(np.float32) for name, values in columns.items()}
 
 
-def _nearest(
+def cast_rays(
     corners_T33: ExactArray, rays_R3: ExactArray, azimuth_A: ExactArray, elevation_E: ExactArray
 ) -> tuple[ExactArray, IntArray]:
     """Returns the distance along each ray to the nearest triangle, or infinity, and the triangle.
