@@ -151,7 +151,7 @@ def make_room(rng: np.random.Generator) -> dict[str, NDArray[Any]]:
     corners_T33 = np.concatenate([part.vertices_V3[part.faces_F3] for part in room.parts])
     seen_T8 = np.repeat(room.seen, [len(part.faces_F3) for part in room.parts], axis=0)
     label_T, looks_T7 = seen_T8[:, 0], seen_T8[:, 1:]
-    # The scanner stands clear of furniture, or above it where there is no such place.
+    # The scanner stands clear of furniture, as far as there are such places.
     places_N2 = rng.uniform(0.5, 1, (60, 2)) * (np.array(room.sides) - 0.5)
     ground_N14 = np.hstack([places_N2, -places_N2])[:, None]
     gaps_N = (room.taken * [1, 1, -1, -1] - ground_N14).max(axis=2).min(axis=1)
@@ -160,10 +160,8 @@ def make_room(rng: np.random.Generator) -> dict[str, NDArray[Any]]:
     step, scans = between(rng, 1.6, 2.2), list[dict[str, NDArray[Any]]]()
     lamp_3 = np.array([*rng.uniform(0.2, 0.8, 2) * room.sides, room.height - 0.3])
     for place in clear[np.linspace(0, len(clear) - 1, count(rng, 2, 4)).astype(int)]:
-        stand_3 = [*places_N2[place], between(rng, 1.2, 1.8) if gaps_N[place] > 0.25 else 2.2]
-        rows_P, found = scan(
-            corners_T33, looks_T7, np.array(stand_3), rng, lamp_3=lamp_3, step_deg=step
-        )
+        stand_3 = np.array([*places_N2[place], between(rng, 1.2, 1.8)])
+        rows_P, found = scan(corners_T33, looks_T7, stand_3, rng, lamp_3=lamp_3, step_deg=step)
         found["coord"] += rng.normal(0, 0.004, 3).astype(np.float32)  # is not quite registered
         scans.append({**found, "label": label_T[rows_P].astype(np.uint8)})
     columns = {name: np.concatenate([each[name] for each in scans]) for name in scans[0]}
