@@ -136,9 +136,8 @@ class SceneReader:
         found = _joined(columns, label=self.label)
         exact_P3, raw_P = found.pop("coord", np.empty(0)), found.pop("label", None)
         if exact_P3.shape[1:] != (3,) or not len(exact_P3) or exact_P3.dtype.kind not in "iuf":
-            raise ValueError(
-                f"it has no points with x, y and z, but {', '.join(columns) or 'nothing'}"
-            )
+            has = ", ".join(columns) or "none"
+            raise ValueError(f"it has no points with x, y and z; its columns are {has}")
         wanted = {*(self.features or found)}.difference(DERIVED)
         features = dict[str, NDArray[Any]]()
         for name in [n for n in found if n in {*wanted, "color"}]:
@@ -149,6 +148,9 @@ class SceneReader:
             has = ", ".join([*DERIVED, *features])
             raise ValueError(f"it has no {lacking[0]} at each point; its features are {has}")
         finite_P = np.isfinite(exact_P3).all(axis=1)
+        if not finite_P.any() or (raw_P is not None and raw_P.size != len(exact_P3)):
+            labels = "no" if raw_P is None else raw_P.size
+            raise ValueError(f"it has {finite_P.sum()} points that are finite, and {labels} labels")
         if not finite_P.all():
             log_once(f"{path}: {(~finite_P).sum()} points are left out, whose positions are NaN")
         origin_3 = np.zeros(3)
