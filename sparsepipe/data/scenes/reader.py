@@ -47,9 +47,10 @@ class SceneReader:
         label: name of the column of labels; None: the first that is usual for it.
         classes: names of the classes; None: those of the learning map, if it has any.
         ignore: labels in files that do not count, besides negative ones.
-        learning_map: class number of each label in files, negative where it does not count; or the
-            path of a YAML file with such a mapping, also in the layout of ``semantic-kitti.yaml``.
-            None: labels are class numbers, or names of ``classes``.
+        learning_map: class number of each label in files, negative where it does not count; or, for
+            each class, its labels in files; or the path of a YAML file with such a mapping, also in
+            the layout of ``semantic-kitti.yaml``. None: labels are class numbers, or names of
+            ``classes``.
 
     Raises:
         ConfigError: the file of the learning map is not valid.
@@ -60,7 +61,7 @@ class SceneReader:
     label: str | None = None
     classes: Sequence[str] | None = None
     ignore: Value | Sequence[Value] | None = None
-    learning_map: Mapping[Value, int] | str | None = None
+    learning_map: Mapping[Value, int] | Sequence[Any] | str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.learning_map, str):
@@ -69,8 +70,11 @@ class SceneReader:
             with explained(path, "learning map", error=ConfigError, remedy=remedy):
                 names, numbers = _learning_map(parse_yaml(read_text(path)))
             object.__setattr__(self, "classes", self.classes or names)
-        else:
+        elif isinstance(self.learning_map, Mapping | None):
             numbers = self.learning_map or {}
+        else:
+            listed = [[each] if isinstance(each, Value) else each for each in self.learning_map]
+            numbers = {value: number for number, each in enumerate(listed) for value in each}
         # Keys are text in JSON.
         whole = {int(n) if str(n).lstrip("-").isdecimal() else n: numbers[n] for n in numbers}
         object.__setattr__(self, "learning_map", whole or None)
