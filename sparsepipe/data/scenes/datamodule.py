@@ -92,7 +92,7 @@ class SceneDataModule(SplitDataModule):
         source: Callable[..., Any],
         cache_dir: Path | str,
         voxel_size: Metres = 0.05,
-        features: Sequence[str] = ("constant",),
+        features: Annotated[Sequence[str], Field(min_length=1)] = ("constant",),
         reduce: Literal["mean", "first"] = "mean",
         up_axis: Axis = "z",
         crop_points: Count | None = None,
