@@ -27,9 +27,11 @@ from sparsepipe.data.scenes.augment import SceneAugment, crop, mixed
 from sparsepipe.data.scenes.reader import SceneReader, Value
 from sparsepipe.data.scenes.scene import Scene, SceneVoxels, class_counts
 from sparsepipe.data.scenes.sources import SceneSet
+from sparsepipe.errors import DataError
 from sparsepipe.sparse import SparseTensor, sparse_collate
 from sparsepipe.utils.arguments import Count, CountFrom0, Seed, checked
 from sparsepipe.utils.files import expanded
+from sparsepipe.utils.reading import explained
 
 Metres = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _SIDE = 64
@@ -72,8 +74,7 @@ class SceneDataModule(SplitDataModule):
         classes: names of the classes, in the order of the labels; None: those of the source, or
             the numbers.
         ignore: labels in files that do not count, besides negative ones.
-        learning_map: class number of each label in files, or -100 where it does not count; or the
-            path of a YAML file with such a mapping.
+        learning_map: as in :class:`SceneReader`.
         columns: names of the columns of files that do not name them.
         label: name of the column of labels; None: the first known name.
         split: as in ``SceneFolder``, like ``group``; None for other sources.
@@ -91,7 +92,7 @@ class SceneDataModule(SplitDataModule):
         source: Callable[..., Any],
         cache_dir: Path | str,
         voxel_size: Metres = 0.05,
-        features: Sequence[str] = ("constant",),
+        features: Annotated[Sequence[str], Field(min_length=1)] = ("constant",),
         reduce: Literal["mean", "first"] = "mean",
         up_axis: Axis = "z",
         crop_points: Count | None = None,
@@ -100,7 +101,7 @@ class SceneDataModule(SplitDataModule):
         augment: SceneAugment | None = None,
         classes: Sequence[str] | None = None,
         ignore: Value | Sequence[Value] | None = None,
-        learning_map: Mapping[Value, int] | str | None = None,
+        learning_map: Mapping[Value, int] | Sequence[Any] | str | None = None,
         columns: Sequence[str] | None = None,
         label: str | None = None,
         split: float | str | Mapping[str, Any] | None = None,
@@ -215,7 +216,9 @@ class SceneDataset(Dataset[dict[str, Any]]):
         scene = self._scene(index, rng)
         if self.augment is not None and self.augment.enabled and rng.random() < self.augment.mix:
             scene = mixed(scene, self._scene(int(rng.choice(self.indices_S)), rng))
-        coords_N3, feats_NC, rows_P = self.voxels.voxelise(scene)
+        path = Path(self.scenes.files[index])
+        with explained(path, "scene", error=DataError, remedy="replace it, or leave it out"):
+            coords_N3, feats_NC, rows_P = self.voxels.voxelise(scene)
         counts_NK = class_counts(
             rows_P, scene.labels_P, num_voxels=len(coords_N3), num_classes=self.num_classes
         )

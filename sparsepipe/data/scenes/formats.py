@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import check_regular
-from sparsepipe.data.formats.clouds import read_text_table
+from sparsepipe.data.files import check_regular, explaining_file
+from sparsepipe.data.formats.clouds import read_las, read_pcd, read_text_table
 from sparsepipe.data.formats.ply import read_elements
 
 Columns = Mapping[str, NDArray[Any]]
@@ -31,39 +33,20 @@ _NAMES: dict[str, dict[int, tuple[str, ...]]] = {
 """Names of the columns of formats without names, by suffix and number of columns."""
 
 
-def _las(path: Path) -> Columns:
-    las = import_module("laspy").read(path)
-    if len(las.points) != las.header.point_count:
-        raise ValueError(
-            f"it is cut off after {len(las.points)} of {las.header.point_count} points"
-        )
-    names = [name for name in las.point_format.dimension_names if name not in ("X", "Y", "Z")]
-    return {"coord": las.xyz, **{name: np.asarray(las[name]) for name in names}}
-
-
-def _pcd(path: Path) -> Columns:
-    cloud = import_module("pypcd4").PointCloud.from_path(path)
-    if len(cloud.pc_data) != cloud.points:
-        raise ValueError(f"it is cut off after {len(cloud.pc_data)} of {cloud.points} points")
-    columns = {name: np.asarray(cloud.pc_data[name]) for name in cloud.fields}
-    for name in {"rgb", "rgba"} & columns.keys():
-        packed_P = columns.pop(name).view(np.uint32)
-        columns["color"] = np.stack([packed_P >> 16, packed_P >> 8, packed_P], 1).astype(np.uint8)
-    return columns
-
-
 def _ply(path: Path) -> Columns:
     vertex = read_elements(path).get("vertex", {})
     return {name: values for name, (lengths, values) in vertex.items() if (lengths == 1).all()}
 
 
 def _npz(path: Path) -> Columns:
+    if not is_zipfile(path):
+        raise ValueError("it is not an npz archive, or is cut off")
     with np.load(path, allow_pickle=False) as arrays:
         return {name: arrays[name] for name in arrays.files}
 
 
 def _npy(path: Path) -> Columns:
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    array = open_memmap(path, mode="r")
     names = array.dtype.names
     return {name: array[name] for name in names} if names else {"points": array}
 
@@ -86,12 +69,16 @@ def _bin(path: Path) -> Columns:
 
 
 def _folder(path: Path) -> Columns:
-    if (path / _COORDS).is_file():
-        return {each.stem: _npy(each)["points"] for each in members_of(path)}
-    parts = [(each.stem.rpartition("_")[0], _text(each)["points"]) for each in members_of(path)]
-    classes, tables = zip(*parts, strict=True)
-    label_P = np.repeat(np.array(classes), [len(table) for table in tables])
-    return {"points": np.concatenate(tables), "label": label_P}
+    is_arrays, tables = (path / _COORDS).is_file(), dict[str, NDArray[Any]]()
+    for each in members_of(path):
+        remedy = "restore it, or leave out its scene"
+        with explaining_file(each, what="cannot be read", extra="scenes", remedy=remedy):
+            tables[each.stem] = (_npy if is_arrays else _text)(each)["points"]
+    if is_arrays:
+        return tables
+    classes = [name.rpartition("_")[0] for name in tables]
+    label_P = np.repeat(np.array(classes), [len(table) for table in tables.values()])
+    return {"points": np.concatenate([*tables.values()]), "label": label_P}
 
 
 READERS: dict[str, Callable[[Path], Columns]] = {
@@ -99,11 +86,11 @@ READERS: dict[str, Callable[[Path], Columns]] = {
     ".csv": _text,
     ".h5": _h5,
     ".hdf5": _h5,
-    ".las": _las,
-    ".laz": _las,
+    ".las": read_las,
+    ".laz": read_las,
     ".npy": _npy,
     ".npz": _npz,
-    ".pcd": _pcd,
+    ".pcd": read_pcd,
     ".ply": _ply,
     ".pts": _text,
     ".txt": _text,

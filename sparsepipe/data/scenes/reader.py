@@ -47,9 +47,10 @@ class SceneReader:
         label: name of the column of labels; None: the first that is usual for it.
         classes: names of the classes; None: those of the learning map, if it has any.
         ignore: labels in files that do not count, besides negative ones.
-        learning_map: class number of each label in files, negative where it does not count; or the
-            path of a YAML file with such a mapping, also in the layout of ``semantic-kitti.yaml``.
-            None: labels are class numbers, or names of ``classes``.
+        learning_map: class number of each label in files, negative where it does not count; or, for
+            each class, its labels in files; or the path of a YAML file with such a mapping, also in
+            the layout of ``semantic-kitti.yaml``. None: labels are class numbers, or names of
+            ``classes``.
 
     Raises:
         ConfigError: the file of the learning map is not valid.
@@ -60,7 +61,7 @@ class SceneReader:
     label: str | None = None
     classes: Sequence[str] | None = None
     ignore: Value | Sequence[Value] | None = None
-    learning_map: Mapping[Value, int] | str | None = None
+    learning_map: Mapping[Value, int] | Sequence[Any] | str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.learning_map, str):
@@ -68,8 +69,15 @@ class SceneReader:
             remedy = "set data.learning_map to a YAML file with a class number for each label"
             with explained(path, "learning map", error=ConfigError, remedy=remedy):
                 names, numbers = _learning_map(parse_yaml(read_text(path)))
-            object.__setattr__(self, "learning_map", numbers)
             object.__setattr__(self, "classes", self.classes or names)
+        elif isinstance(self.learning_map, Mapping | None):
+            numbers = self.learning_map or {}
+        else:
+            listed = [[each] if isinstance(each, Value) else each for each in self.learning_map]
+            numbers = {value: number for number, each in enumerate(listed) for value in each}
+        # Keys are text in JSON.
+        whole = {int(n) if str(n).lstrip("-").isdecimal() else n: numbers[n] for n in numbers}
+        object.__setattr__(self, "learning_map", whole or None)
 
     def __call__(self, path: Path) -> Scene:
         """Returns the scene of a file or folder, with class numbers as labels.
@@ -136,9 +144,8 @@ class SceneReader:
         found = _joined(columns, label=self.label)
         exact_P3, raw_P = found.pop("coord", np.empty(0)), found.pop("label", None)
         if exact_P3.shape[1:] != (3,) or not len(exact_P3) or exact_P3.dtype.kind not in "iuf":
-            raise ValueError(
-                f"it has no points with x, y and z, but {', '.join(columns) or 'nothing'}"
-            )
+            has = ", ".join(columns) or "none"
+            raise ValueError(f"it has no points with x, y and z; its columns are {has}")
         wanted = {*(self.features or found)}.difference(DERIVED)
         features = dict[str, NDArray[Any]]()
         for name in [n for n in found if n in {*wanted, "color"}]:
@@ -149,6 +156,9 @@ class SceneReader:
             has = ", ".join([*DERIVED, *features])
             raise ValueError(f"it has no {lacking[0]} at each point; its features are {has}")
         finite_P = np.isfinite(exact_P3).all(axis=1)
+        if not finite_P.any() or (raw_P is not None and raw_P.size != len(exact_P3)):
+            labels = "no" if raw_P is None else raw_P.size
+            raise ValueError(f"it has {finite_P.sum()} points that are finite, and {labels} labels")
         if not finite_P.all():
             log_once(f"{path}: {(~finite_P).sum()} points are left out, whose positions are NaN")
         origin_3 = np.zeros(3)

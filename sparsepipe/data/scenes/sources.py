@@ -5,6 +5,7 @@ Shapes: S scenes of a split, P points, C channels.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from sparsepipe.data.files import (
     digest_values,
     explaining_storage,
     locked,
+    log_once,
     new_array,
     require_root,
     scan_files,
@@ -46,8 +48,6 @@ _VERSION = 2
 """Increased with any change to the files of the cache."""
 _BYTES_PER_WORKER = 50e6
 """Bytes of scenes that justify starting a process that reads them."""
-_SHARE = 0.2
-"""Share for testing where nothing divides the scenes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +103,7 @@ class SceneFolder:
             or of folders around them. Without ``train`` there, all others are for training.
         group: regular expression. Scenes in whose paths it finds the same text belong together: a
             share has all of them or none. None: each scene is a group.
+        pattern: pattern of the paths of scenes, relative to ``root``; others are left out.
     """
 
     def __init__(
@@ -113,15 +114,17 @@ class SceneFolder:
         cache: CacheSettings,
         split: float | str | Mapping[str, Any] | None = None,
         group: str | None = None,
+        pattern: str = "*",
     ) -> None:
         where_from = f"scenes are files of {', '.join(READERS)}, or folders of one scene each"
         self.root = require_root(root, what="a folder of scenes", where_from=where_from)
         self._reader, self._cache, self._split, self._group = reader, cache, split, group
+        self._pattern = pattern
 
     @cached_property
     def _names(self) -> Mapping[Part, Sequence[str]]:
         """Paths of the scenes of each part, relative to the root, with forward slashes."""
-        names, split = scene_names(self.root), self._split
+        names, split = fnmatch.filter(scene_names(self.root), self._pattern), self._split
         if isinstance(split, str):
             given = expanded(split)
             path = given if given.exists() else self.root / given
@@ -130,20 +133,24 @@ class SceneFolder:
         if isinstance(split, Mapping):
             found = _by_names(self.root, names, split)
         else:
-            found = {
-                part: [n for n in names if part in n.lower().split("/")[:-1]] for part in PARTS
-            }
-            if split is not None or not found["train"]:
+            folders = {name: {*name.lower().split("/")[:-1]} for name in names}
+            found = {part: [n for n in names if part in folders[n]] for part in PARTS}
+            if split is None and found["train"]:
+                outside = [name for name in names if not folders[name] & {*PARTS}]
+                if outside:
+                    log_once(f"scenes outside train, val and test are left out: {named(outside)}")
+            else:
                 groups = {name: self._group_of(name) for name in names}
-                tested = _share(groups.values(), _SHARE if split is None else split)
+                tested = _share(groups.values(), 0.2 if split is None else split)
                 test = [name for name in names if groups[name] in tested]
-                found = {"train": [n for n in names if n not in {*test}], "val": [], "test": test}
+                found = {"train": sorted({*names} - {*test}), "val": [], "test": test}
         if not found["test"]:
             found = {**found, "test": found["val"], "val": []}
         if not found["train"]:
             raise DataError(
-                f"{self.root} has {len(names)} scenes, but none for training",
-                remedy="correct data.split",
+                f"{self.root} has {len(names)} scenes, none of which is for training",
+                remedy="correct data.split and data.source.pattern, or set data.root to a folder "
+                f"with files of {', '.join(READERS)}",
             )
         return found
 
@@ -213,11 +220,6 @@ def scene_names(root: Path) -> list[str]:
             scenes = [name for name in visible if is_scene(Path(place, name))]
             found += [Path(place, name) for name in scenes]
             folders[:] = {*folders}.difference(scenes)
-    if not found:
-        raise DataError(
-            f"{root} has no scenes",
-            remedy=f"set data.root to a folder with files of {', '.join(READERS)}",
-        )
     return sorted(path.relative_to(root).as_posix() for path in found)
 
 
