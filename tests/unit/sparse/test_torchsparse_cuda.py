@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(_reason is not None, reason=s
 
 
 @pytest.fixture(autouse=True)
-def _full_float32(full_float32):
+def _full_float32():
     torchsparse.backends.allow_tf32 = False  # for its own layers
 
 
