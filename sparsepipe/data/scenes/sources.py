@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -241,9 +242,8 @@ def _by_names(root: Path, names: Sequence[str], split: Mapping[str, Any]) -> dic
     known = {name: {name} for name in names}
     for name in names:
         parts = [*Path(name).parent.parts, Path(name).stem]
-        for n in range(len(parts)):
-            for key in (parts[n], "/".join(parts[n:]), "/".join(parts[: n + 1])):
-                known.setdefault(key, set()).add(name)
+        for start, end in combinations(range(len(parts) + 1), 2):
+            known.setdefault("/".join(parts[start:end]), set()).add(name)
     found = {part: set[str]() for part in split}
     for part, given in split.items():
         listed = _listed(root, given) if isinstance(given, str) else [str(each) for each in given]
