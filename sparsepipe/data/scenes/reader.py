@@ -164,7 +164,7 @@ class SceneReader:
         finite_P = np.isfinite(exact_P3).all(axis=1)
         if not finite_P.any() or (raw_P is not None and raw_P.size != len(exact_P3)):
             labels = "no" if raw_P is None else raw_P.size
-            raise ValueError(f"it has {finite_P.sum()} points that are finite, and {labels} labels")
+            raise ValueError(f"it has {finite_P.sum()} finite positions, but {labels} labels")
         if not finite_P.all():
             log_once(f"{path}: {(~finite_P).sum()} points are left out, whose positions are NaN")
         origin_3 = np.zeros(3)
