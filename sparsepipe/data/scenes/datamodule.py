@@ -71,12 +71,8 @@ class SceneDataModule(SplitDataModule):
             which a training scene has no points; None: no limit.
         crops_per_scene: how often each training scene is read in an epoch.
         augment: augmentation of training scenes, if any.
-        classes: names of the classes, in the order of the labels; None: those of the source, or
-            the numbers.
-        ignore: labels in files that do not count, besides negative ones.
-        learning_map: as in :class:`SceneReader`.
-        columns: names of the columns of files that do not name them.
-        label: name of the column of labels; None: the first known name.
+        classes: as in :class:`SceneReader`, like ``ignore``, ``learning_map``, ``columns`` and
+            ``label``; None: those of the source.
         split: as in ``SceneFolder``, like ``group``; None for other sources.
         batch_size: as in ``ShapeDataModule``, like the arguments after it.
     """
@@ -116,14 +112,12 @@ class SceneDataModule(SplitDataModule):
         super().__init__(
             batch_size=batch_size, num_workers=num_workers, val_share=val_share, seed=seed
         )
+        names = tuple(str(name).lower() for name in features)
         self._voxels = SceneVoxels(
-            voxel_size=voxel_size,
-            features=tuple(str(name).lower() for name in features),
-            reduce=reduce,
-            up_axis=up_axis,
+            voxel_size=voxel_size, features=names, reduce=reduce, up_axis=up_axis
         )
         self._reader = SceneReader(
-            features=self._voxels.features,
+            features=names,
             columns=columns,
             label=label,
             classes=classes,
@@ -132,16 +126,11 @@ class SceneDataModule(SplitDataModule):
         )
         self._crop = partial(crop, up_axis=up_axis, points=crop_points, size=crop_size)
         self._crops_per_scene, self._augment = crops_per_scene, augment
-        cache = CacheSettings(
-            directory=expanded(cache_dir).absolute(), workers=cache_workers, lock_wait_s=lock_wait_s
-        )
-        given = {"split": split, "group": group}
-        self._source = source(
-            root,
-            reader=self._reader,
-            cache=cache,
-            **{name: value for name, value in given.items() if value is not None},
-        )
+        directory = expanded(cache_dir).absolute()
+        cache = CacheSettings(directory=directory, workers=cache_workers, lock_wait_s=lock_wait_s)
+        settings = {"split": split, "group": group}
+        given = {name: value for name, value in settings.items() if value is not None}
+        self._source = source(root, reader=self._reader, cache=cache, **given)
         self._collate = collate_scenes
 
     @property

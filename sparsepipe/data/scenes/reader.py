@@ -53,7 +53,7 @@ class SceneReader:
             ``classes``.
 
     Raises:
-        ConfigError: the file of the learning map is not valid.
+        ConfigError: the learning map is not valid, or has classes that ``classes`` does not name.
     """
 
     features: Sequence[str] | None = None
@@ -78,6 +78,12 @@ class SceneReader:
         # Keys are text in JSON.
         whole = {int(n) if str(n).lstrip("-").isdecimal() else n: numbers[n] for n in numbers}
         object.__setattr__(self, "learning_map", whole or None)
+        if self.classes and max(whole.values(), default=0) >= len(self.classes):
+            raise ConfigError(
+                f"data.learning_map has the class {max(whole.values())}, but data.classes names "
+                f"{len(self.classes)} classes, from 0",
+                remedy="name all classes, or correct the map",
+            )
 
     def __call__(self, path: Path) -> Scene:
         """Returns the scene of a file or folder, with class numbers as labels.
@@ -158,7 +164,7 @@ class SceneReader:
         finite_P = np.isfinite(exact_P3).all(axis=1)
         if not finite_P.any() or (raw_P is not None and raw_P.size != len(exact_P3)):
             labels = "no" if raw_P is None else raw_P.size
-            raise ValueError(f"it has {finite_P.sum()} points that are finite, and {labels} labels")
+            raise ValueError(f"it has {finite_P.sum()} finite positions, but {labels} labels")
         if not finite_P.all():
             log_once(f"{path}: {(~finite_P).sum()} points are left out, whose positions are NaN")
         origin_3 = np.zeros(3)
@@ -229,7 +235,7 @@ def _learning_map(tree: Any) -> tuple[tuple[str, ...], Mapping[Value, int]]:
 
 def _color(values: NDArray[Any]) -> NDArray[Any]:
     """Returns colours in [0, 1], of shares, bytes or 16-bit numbers."""
-    top = values.max(initial=0)
+    top = np.nanmax(values, initial=0)
     if values.dtype.kind == "f" and top <= 1:
         return values
     return values / (255 if top <= 255 else 65535)

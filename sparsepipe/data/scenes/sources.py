@@ -10,8 +10,9 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -181,8 +182,10 @@ class SceneFolder:
         names = [*self._names[split], *held]
         directories = stored_scenes(self.root, names, reader=self._reader, cache=self._cache)
         files, records = [str(self.root / name) for name in names], _records(directories)
+        reader = self._reader  # which may find the classes in the split train
+        reader = reader if split == "train" else replace(reader, classes=self.classes)
         for file, record in zip(files, records, strict=True):
-            self._reader.class_numbers(record["values"] or (), source=file)
+            reader.class_numbers(record["values"] or (), source=file)
             if split == "train" and record["values"] is None:
                 raise DataError(
                     f"{file} is for training, but its points have no labels",
@@ -191,7 +194,7 @@ class SceneFolder:
         return SceneSet(
             directories=directories,
             files=files,
-            reader=self._reader,
+            reader=reader,
             labels_S=np.array([-1 if r["values"] is None else 0 for r in records], np.int64),
             groups=[self._group_of(name) for name in names],
             held_S=np.arange(len(names)) >= len(names) - len(held),
@@ -239,9 +242,8 @@ def _by_names(root: Path, names: Sequence[str], split: Mapping[str, Any]) -> dic
     known = {name: {name} for name in names}
     for name in names:
         parts = [*Path(name).parent.parts, Path(name).stem]
-        for n in range(len(parts)):
-            for key in (parts[n], "/".join(parts[n:]), "/".join(parts[: n + 1])):
-                known.setdefault(key, set()).add(name)
+        for start, end in combinations(range(len(parts) + 1), 2):
+            known.setdefault("/".join(parts[start:end]), set()).add(name)
     found = {part: set[str]() for part in split}
     for part, given in split.items():
         listed = _listed(root, given) if isinstance(given, str) else [str(each) for each in given]
