@@ -290,7 +290,7 @@ def recorded_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Paths of the data are recorded as they are now, with ``~`` and environment variables expanded.
     """
-    kept = {key: values[key] for key in (*GROUPS, *_VALUES, "optim") if key in values}
+    kept = {key: values[key] for key in (*GROUPS, *_VALUES, "loss", "optim") if key in values}
     data = flatten(kept.get("data") or {})
     for name, value in data.items():
         if name.rpartition(".")[2] in _PLACES and isinstance(value, str) and value:

@@ -65,6 +65,8 @@ _LEFT_OUT_AT: Mapping[str, Any] = {
     "data.source.fill": None,
     "data.source.ignore": None,
     "input": None,
+    "loss.class_weights": None,
+    "loss.lovasz": 0.0,
     "task.test_weights": "best",
     "trainer.matmul_precision": None,
     "trainer.nonfinite": "stop",
