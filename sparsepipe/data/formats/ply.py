@@ -27,7 +27,7 @@ _TYPES |= {"float": "f4", "double": "f8"}  # others, such as uint8 and float32, 
 _INDICES = ("vertex_indices", "vertex_index", "vertex_indexes", "indices", "vertices")
 """Names of lists of vertex numbers."""
 
-_Columns = dict[str, tuple[NDArray[np.int64], NDArray[Any]]]
+PlyColumns = dict[str, tuple[NDArray[np.int64], NDArray[Any]]]
 """How many numbers [N] each row has of a property, and these numbers [C], by its name."""
 
 _Property = tuple[str, np.dtype[Any], np.dtype[Any], np.dtype[Any] | None]
@@ -40,6 +40,11 @@ def read_ply(path: Path) -> NDArray[np.float64]:
     Raises:
         ValueError: the file is damaged, or holds faces in an element that is not read.
     """
+    return _shape(read_elements(path))
+
+
+def read_elements(path: Path) -> dict[str, PlyColumns]:
+    """Returns the columns of each element that has rows; a ValueError if the file is damaged."""
     content = path.read_bytes()
     header = _HEADER.match(content)
     if header is None:
@@ -58,13 +63,13 @@ def read_ply(path: Path) -> NDArray[np.float64]:
     body, at = content[header.end() :], 0
     if not order:
         body = _packed(body, elements)
-    columns = dict[str, _Columns]()
+    columns = dict[str, PlyColumns]()
     for name, (rows, properties) in elements.items():
         if rows and properties:
             columns[name], at = _read_element(body, at, rows, properties)
     if at != len(body):
         raise ValueError("numbers follow its last element")
-    return _shape(columns)
+    return columns
 
 
 def _packed(text: bytes, elements: dict[str, tuple[int, list[_Property]]]) -> bytes:
@@ -83,7 +88,7 @@ def _packed(text: bytes, elements: dict[str, tuple[int, list[_Property]]]) -> by
 
 def _read_element(
     body: bytes, at: int, rows: int, properties: list[_Property]
-) -> tuple[_Columns, int]:
+) -> tuple[PlyColumns, int]:
     """Returns an element's columns, which begin at byte ``at``, and the byte after its last row."""
     start, fields = at, list[tuple[Any, ...]]()  # of the first row
     lengths = {name: list[int]() for name, *_ in properties}
@@ -121,7 +126,7 @@ def _read_element(
     }, at
 
 
-def _shape(columns: dict[str, _Columns]) -> NDArray[np.float64]:
+def _shape(columns: dict[str, PlyColumns]) -> NDArray[np.float64]:
     """Returns the triangles of the elements ``face`` and ``tristrips``, or else the vertices."""
     vertex = columns.pop("vertex", {})
     if not {*"xyz"} <= {*vertex}:
