@@ -11,11 +11,14 @@ import io
 import os
 from typing import Literal
 
+import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter
+from numpy.typing import NDArray
 
 from sparsepipe.utils.files import write_bytes_atomic
 
@@ -37,6 +40,15 @@ NOT_FINITE = "not finite"
 TITLE_PT = 11.0
 LABEL_PT = 10.0
 TICK_PT = 9.0
+
+
+def class_colors(count: int) -> NDArray[np.uint8]:
+    """Returns a colour for each of ``count`` classes, uint8 [count, 3], in [0, 255]: first strong
+    ones, then pale ones, repeated after 40.
+    """
+    pairs = [colormaps["tab20"].colors, colormaps["tab20b"].colors]  # type: ignore[attr-defined]
+    colors = [color for each in pairs for color in (*each[::2], *each[1::2])]
+    return np.rint(np.array(colors)[np.arange(count) % len(colors)] * 255).astype(np.uint8)
 
 
 def new_figure(*, width_in: float, height_in: float) -> Figure:

@@ -1,4 +1,4 @@
-"""Reading PLY files, of text and of both byte orders: meshes of polygons or strips, and clouds.
+"""PLY files, of text and of both byte orders: meshes of polygons or strips, and clouds.
 
 Shapes: V vertices, N rows of an element, C numbers of all rows, S numbers with the ends of strips,
 T triangles, Q points.
@@ -7,6 +7,7 @@ T triangles, Q points.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.data.formats.polygons import triangulate
+from sparsepipe.utils.files import replacing
 
 _HEADER = re.compile(rb"(?i:ply)\s.*?^end_header[ \t]*\r?\n", re.DOTALL | re.MULTILINE)
 _LINE = re.compile(
@@ -163,3 +165,22 @@ def _strip_triangles(
     twins_T3 = corners_T3 == np.roll(corners_T3, 1, axis=1)
     corners_T3 = corners_T3[~(twins_T3 | (corners_T3 == -1)).any(axis=1)]
     return np.full(len(corners_T3), 3), corners_T3.reshape(-1)
+
+
+def write_ply(path: Path, columns: Mapping[str, NDArray[Any]], *, comments: Sequence[str]) -> None:
+    """Writes the vertices of a binary PLY file atomically, in the types of their columns.
+
+    Args:
+        path: the file.
+        columns: numbers [Q] of each property, by its name.
+        comments: lines of the header.
+    """
+    types = {np.dtype(kind): name for name, kind in _TYPES.items()}
+    table = np.rec.fromarrays([*columns.values()], names=[*columns])
+    lines = ["ply", "format binary_little_endian 1.0", *(f"comment {each}" for each in comments)]
+    lines.append(f"element vertex {len(table)}")
+    lines += [f"property {types[values.dtype]} {name}" for name, values in columns.items()]
+    content = "\n".join([*lines, "end_header\n"]).encode()
+    # Hundreds are written in a row: waiting for the disk after each would take seconds.
+    with replacing(path, durable=False) as temporary:
+        temporary.write_bytes(content + table.astype(table.dtype.newbyteorder("<")).tobytes())

@@ -147,6 +147,14 @@ class SceneDataModule(SplitDataModule):
         """Number of features of a voxel."""
         return self._voxels.in_channels
 
+    def class_counts(self) -> IntArray:
+        """Returns the number of points of each class in the split train, int64 [K]."""
+        scenes, counts_K = self.samples("train"), np.zeros(self.num_classes, np.int64)
+        for labels_P in (scenes.read(index).labels_P for index in range(len(scenes))):
+            if labels_P is not None:
+                counts_K += np.bincount(labels_P[labels_P >= 0], minlength=self.num_classes)
+        return counts_K
+
     def preprocessing(self) -> ScenePreprocessing:
         """Returns what makes a network's input of any scene, as of a test scene."""
         return ScenePreprocessing(reader=self._reader, voxels=self._voxels)
@@ -209,8 +217,9 @@ def collate_scenes(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     shape = [-(-int(size) // _SIDE) * _SIDE for size in extent_3]
     x = sparse_collate([(each["coords"], each["feats"]) for each in tensors], spatial_shape=shape)
     counts_NK = torch.cat([each["counts"] for each in tensors])
+    # A copy of the coordinates, since a pipeline's last stage gets nothing that the input shares.
     label = SparseTensor(
-        counts_NK, x.coords, spatial_shape=x.spatial_shape, batch_size=len(samples)
+        counts_NK, x.coords.clone(), spatial_shape=x.spatial_shape, batch_size=len(samples)
     )
     index = torch.tensor([sample["index"] for sample in samples])
     return {"input": x, "label": label, "index": index}

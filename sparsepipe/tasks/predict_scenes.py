@@ -1,0 +1,177 @@
+"""Labels the points of a user's scenes with a trained network, and writes and draws them.
+
+Shape suffixes: P points of a scene, Q points of its file, K classes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sparsepipe.data.points import ExactArray, IntArray
+from sparsepipe.data.scenes import Scene
+from sparsepipe.data.scenes.writing import write_scene
+from sparsepipe.errors import DataError, SparsePipeError
+from sparsepipe.models.metrics import ious_of
+from sparsepipe.runs.model import PointPredictions, SceneModel, spread
+from sparsepipe.tasks.result import write_result
+from sparsepipe.tasks.task import ResolvedRun
+from sparsepipe.utils.files import write_csv, write_json, write_text_atomic
+from sparsepipe.utils.progress import progress
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledScene:
+    """A scene with its predictions.
+
+    Attributes:
+        scene: the scene, whose ``labels_P`` are its true classes, if the file has them.
+        positions_Q3: positions of all points of its file, in full precision.
+        found: predictions of all points of its file.
+        counts_KK: points by true and predicted class; None without true classes.
+    """
+
+    scene: Scene
+    positions_Q3: ExactArray
+    found: PointPredictions
+    counts_KK: IntArray | None
+
+    @property
+    def kept_Q(self) -> NDArray[np.bool_]:
+        """Which points of the file have a finite position, as those of the scene."""
+        return self.found.labels_P >= 0
+
+
+def predict_scenes(
+    run: ResolvedRun,
+    model: SceneModel,
+    files: Sequence[Path],
+    *,
+    gallery: int,
+    settings: Mapping[str, Any],
+) -> None:
+    """Labels the points of the scenes ``files``; writes scenes, tables, pictures and pages.
+
+    Args:
+        run: the run, to whose directory everything is written.
+        model: the trained network.
+        files: files and folders of scenes.
+        gallery: largest number of scenes that are drawn.
+        settings: arguments of ``model.predict_scene``.
+    """
+    rows, classes, lists = list[Any](), list[Any](), {"predictions": [], "unreadable": []}
+    total_KK = np.zeros((len(model.classes),) * 2, np.int64)
+    names, count = _names(files), min(gallery, len(files))
+    drawn = {int(n) for n in np.linspace(0, len(files) - 1, max(count, 0)).round()}
+    with progress("labelling scenes") as advance:
+        for number, (file, name) in enumerate(zip(files, names, strict=True)):
+            row: dict[str, Any] = {"file": str(file)}
+            try:
+                each = _labelled(model, file, settings)
+                written = _write(run, model, file, name, each, drawn=number in drawn)
+            except SparsePipeError as error:
+                why = {"error": error.message, "remedy": error.remedy}
+                lists["unreadable"].append(row | why)
+                rows.append(row | why)
+            else:
+                of_file = _class_rows(model.classes, each)
+                classes += [row | of_class for of_class in of_file]
+                row |= {"points": len(each.found.labels_P), **_measures(each.counts_KK)}
+                total_KK += 0 if each.counts_KK is None else each.counts_KK
+                lists["predictions"].append({**row, "written": written, "classes": of_file})
+                rows.append(row)
+                _log(row, of_file)
+            # A reader may have reported a signal as an error in the file.
+            run.watch.raise_if_stopped()
+            advance(len(files))
+    if not lists["predictions"]:
+        first = lists["unreadable"][0]
+        raise DataError(
+            f"none of {len(files)} scenes can be labelled; the first error: {first['error']}",
+            remedy=first["remedy"],
+        )
+    for failed in lists["unreadable"]:
+        log.warning("%s (%s)", failed["error"], failed["remedy"])
+    blank = dict.fromkeys(("file", "points", "accuracy", "mean_iou", "error", "remedy"), "")
+    write_csv(run.directory.predictions, [blank | row for row in rows])
+    write_csv(run.directory.path / "classes.csv", classes)
+    known = {"checkpoint": run.task.checkpoint(run.spec), "classes": model.classes}
+    write_json(run.directory.predictions_json, {**known, **lists})
+    if total_KK.any():
+        _write_confusion(run, model.classes, total_KK)
+    values = {
+        "evaluated_checkpoint": Path(known["checkpoint"]).name,
+        "predicted_files": len(lists["predictions"]),
+        "unreadable_files": len(lists["unreadable"]),
+        "predicted_points": sum(row["points"] for row in lists["predictions"]),
+    }
+    write_result(run, values | _measures(total_KK if total_KK.any() else None))
+    log.info("scenes, tables and pictures are in %s", run.directory.path)
+
+
+def _labelled(model: SceneModel, file: Path, settings: Mapping[str, Any]) -> LabelledScene:
+    """Reads a scene and predicts the classes of its points."""
+    reader = model.preprocess.reader
+    scene, values = reader.parse(file)
+    labels_P: IntArray | None = None
+    if scene.labels_P is not None:
+        try:
+            labels_P = reader.class_numbers(values, source=file)[scene.labels_P]
+        except DataError as error:
+            log.warning("%s; its labels are not compared", error.message)
+    scene = replace(scene, labels_P=labels_P)
+    probabilities_PK = model.predict_scene(scene, **settings)
+    positions_Q3 = reader.positions(file)
+    found = spread(probabilities_PK, np.isfinite(positions_Q3).all(axis=1))
+    counts_KK = None
+    if labels_P is not None and (labels_P >= 0).any():
+        size, is_known_P = len(model.classes), labels_P >= 0
+        pairs_P = labels_P[is_known_P] * size + probabilities_PK.argmax(axis=1)[is_known_P]
+        counts_KK = np.bincount(pairs_P, minlength=size**2).reshape(size, size)
+    return LabelledScene(scene=scene, positions_Q3=positions_Q3, found=found, counts_KK=counts_KK)
+
+
+def _write(
+    run: ResolvedRun, model: SceneModel, file: Path, name: str, each: LabelledScene, *, drawn: bool
+) -> list[Path]:
+    """Writes a labelled scene in its formats and, if it is ``drawn``, a picture and a page."""
+    from sparsepipe.plots import style  # imports matplotlib
+    from sparsepipe.plots.scenes import scene_figure, scene_page
+
+    stem = run.directory.path / "scenes" / name
+    found, classes = each.found, model.classes
+    labels = model.preprocess.reader.file_labels(len(classes))
+    written = write_scene(
+        stem,
+        file,
+        each.positions_Q3,
+        labels_Q=found.labels_P,
+        probability_Q=found.probabilities_PK.max(axis=1),
+        colors_K3=style.class_colors(len(classes)),
+        classes=classes,
+        file_labels=labels,
+    )
+    if not drawn:
+        return written
+    upwards = np.roll([0, 1, 2], 2 - "xyz".index(model.preprocess.voxels.up_axis))
+    points_P3 = each.scene.coords_P3[:, upwards].astype(np.float64)
+    layers = {"prediction": found.labels_P[each.kept_Q]}
+    if each.counts_KK is not None:
+        layers["true class"] = np.asarray(each.scene.labels_P)
+    title = file.name + "".join(f"   {n} {100 * v:.1f} %" for n, v in _measures(each.counts_KK).items())
+    picture, page = (stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "html"))
+    style.save_png(scene_figure(points_P3, layers, classes, title=title), picture)
+    colors_P3 = each.scene.features.get("color")
+    text = scene_page(points_P3, layers, classes, colors_P3=colors_P3, title=title)
+    write_text_atomic(page, text)
+    return [*written, picture, page]
