@@ -6,8 +6,9 @@ Shapes: Q points.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,27 +65,61 @@ def read_text_points(path: Path) -> NDArray[np.float64]:
     Raises:
         ValueError: columns have names, but not those of coordinates, or a point is invalid.
     """
-    # A header or a comment may be in another encoding, in which numbers are the same.
-    lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-    for start, line in enumerate(lines[:_HEADER_LINES]):  # noqa: B007
-        delimiter = next((each for each in ";," if each in line), None)
-        words = _COMMENT.sub("", line).rstrip(f"{delimiter or ''} \t").split(delimiter)
-        try:
-            if len([float(word) for word in words[:3]]) == 3:
-                break
-        except ValueError:
-            continue
-    else:
-        raise ValueError(f"none of its first {_HEADER_LINES} lines begins with three numbers")
-    header = [line for line in lines[:start] if line.strip()]
-    points_Q3: NDArray[np.float64] = np.loadtxt(
-        lines[start:],
-        delimiter=delimiter,
-        usecols=_coordinate_columns(header, delimiter, len(words)),
-        comments=["#", "//"],
-        ndmin=2,
-    )
-    return points_Q3
+    text = _Text.read(path)
+    return text.numbers(_coordinate_columns(text.header, text.delimiter, text.width))
+
+
+def read_text_table(path: Path) -> tuple[list[str], NDArray[np.float64]]:
+    """Returns the names of columns, in lower case, and all numbers [Q, C].
+
+    There are no names if the last line before the first point does not have one for each column,
+    among them x, y and z.
+
+    Raises:
+        ValueError: a point is invalid.
+    """
+    text = _Text.read(path)
+    header = text.header[-1].lstrip("#/ ") if text.header else ""
+    names = [name.strip(" \"'").lower() for name in header.split(text.delimiter)]
+    is_named = len(names) == text.width and {*"xyz"} <= {*names}
+    return names if is_named else [], text.numbers()
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A text with points, of which the first has ``width`` words, after the lines ``header``."""
+
+    header: list[str]
+    points: list[str]
+    delimiter: str | None
+    width: int
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        # A header or a comment may be in another encoding, in which numbers are the same.
+        lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+        for start, line in enumerate(lines[:_HEADER_LINES]):  # noqa: B007
+            delimiter = next((each for each in ";," if each in line), None)
+            words = _COMMENT.sub("", line).rstrip(f"{delimiter or ''} \t").split(delimiter)
+            try:
+                if len([float(word) for word in words[:3]]) == 3:
+                    break
+            except ValueError:
+                continue
+        else:
+            raise ValueError(f"none of its first {_HEADER_LINES} lines begins with three numbers")
+        header = [line for line in lines[:start] if line.strip()]
+        points = [line for line in lines[start:] if line.strip()]
+        if path.suffix.lower() == ".pts" and header and header[-1].strip() != str(len(points)):
+            raise ValueError(f"it has {len(points)} points, but {header[-1].strip()} in its header")
+        return cls(header, points, delimiter, len(words))
+
+    def numbers(self, columns: list[int] | None = None) -> NDArray[np.float64]:
+        comments, delimiter = ["#", "//"], self.delimiter
+        table_QC: NDArray[np.float64] = np.loadtxt(
+            self.points, delimiter=delimiter, usecols=columns, comments=comments, ndmin=2
+        )
+        return table_QC
 
 
 def _coordinate_columns(header: list[str], delimiter: str | None, width: int) -> list[int]:

@@ -22,7 +22,7 @@ from sparsepipe.data.dataloaders import Access
 from sparsepipe.data.datamodule import Purpose, Share, SplitDataModule
 from sparsepipe.data.files import LOCK_WAIT_S
 from sparsepipe.data.points import IntArray
-from sparsepipe.data.scenes.reader import SceneReader
+from sparsepipe.data.scenes.reader import SceneReader, Value, scene_reader
 from sparsepipe.data.scenes.scene import Scene, SceneVoxels, class_counts
 from sparsepipe.data.scenes.sources import SceneSet
 from sparsepipe.sparse import SparseTensor, sparse_collate
@@ -95,8 +95,8 @@ class SceneDataModule(SplitDataModule):
         crop_size: Metres | None = None,
         crops_per_scene: Count = 1,
         classes: Sequence[str] | None = None,
-        ignore: int | Sequence[int] | None = None,
-        learning_map: Mapping[int, int] | str | None = None,
+        ignore: Value | Sequence[Value] | None = None,
+        learning_map: Mapping[Value, int] | str | None = None,
         columns: Sequence[str] | None = None,
         label: str | None = None,
         split: float | str | Mapping[str, Any] | None = None,
@@ -113,15 +113,17 @@ class SceneDataModule(SplitDataModule):
         )
         self._voxels = SceneVoxels(
             voxel_size=voxel_size,
-            features=tuple(map(str, features)),
+            features=tuple(str(name).lower() for name in features),
             reduce=reduce,
             up_axis=up_axis,
         )
-        self._reader = SceneReader(
+        self._reader = scene_reader(
             features=self._voxels.features,
-            columns=tuple(map(str, columns or ())),
+            columns=columns,
             label=label,
-            classes=tuple(map(str, classes or ())),
+            classes=classes,
+            ignore=ignore,
+            learning_map=learning_map,
         )
         self._crop = {"points": crop_points, "size": crop_size}
         self._crops_per_scene = crops_per_scene

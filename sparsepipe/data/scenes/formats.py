@@ -1,59 +1,158 @@
 """Formats of files and folders with one scene each.
 
-``READERS`` maps suffixes to functions from a path to columns: arrays [P] or [P, k] by name, in the
-file's units. A new format needs such a function and a line in that table. Shapes: P points.
+``READERS`` maps suffixes to functions from a path to columns. A new format needs such a function
+and a line in that table. Shapes: P points, C columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparsepipe.data.formats.clouds import read_text_table
 from sparsepipe.data.formats.ply import read_elements
 
 Columns = Mapping[str, NDArray[Any]]
-"""Arrays [P] or [P, k] by name."""
-COORDS = "coord.npy"
-"""A folder with this file is a scene, as Pointcept prepares data sets."""
+"""Arrays [P] or [P, C] by name, in the file's units; a table without names is ``points``."""
+_COORDS, _ANNOTATIONS = "coord.npy", "Annotations"
+"""What the folder of a scene has: of Pointcept's prepared data sets, and of a room of S3DIS."""
+_RGB, _XYZ = ("red", "green", "blue"), ("x", "y", "z")
+_NAMES: dict[str, dict[int, tuple[str, ...]]] = {
+    ".bin": {4: (*_XYZ, "intensity")},
+    ".pts": {4: (*_XYZ, "intensity"), 6: (*_XYZ, *_RGB), 7: (*_XYZ, "intensity", *_RGB)},
+    "": {6: (*_XYZ, *_RGB)},
+}
+"""Names of the columns of formats without names, by suffix and number of columns."""
 
 
-def _ply(path: Path, names: Sequence[str]) -> Columns:
+def _las(path: Path) -> Columns:
+    las = import_module("laspy").read(path)
+    if len(las.points) != las.header.point_count:
+        raise ValueError(
+            f"it is cut off after {len(las.points)} of {las.header.point_count} points"
+        )
+    names = [name for name in las.point_format.dimension_names if name not in ("X", "Y", "Z")]
+    return {"coord": las.xyz, **{name: np.asarray(las[name]) for name in names}}
+
+
+def _pcd(path: Path) -> Columns:
+    cloud = import_module("pypcd4").PointCloud.from_path(path)
+    if len(cloud.pc_data) != cloud.points:
+        raise ValueError(f"it is cut off after {len(cloud.pc_data)} of {cloud.points} points")
+    columns = {name: np.asarray(cloud.pc_data[name]) for name in cloud.fields}
+    for name in {"rgb", "rgba"} & columns.keys():
+        packed_P = columns.pop(name).view(np.uint32)
+        columns["color"] = np.stack([packed_P >> 16, packed_P >> 8, packed_P], 1).astype(np.uint8)
+    return columns
+
+
+def _ply(path: Path) -> Columns:
     vertex = read_elements(path).get("vertex", {})
     return {name: values for name, (lengths, values) in vertex.items() if (lengths == 1).all()}
 
 
-def _npz(path: Path, names: Sequence[str]) -> Columns:
+def _npz(path: Path) -> Columns:
     with np.load(path, allow_pickle=False) as arrays:
         return {name: arrays[name] for name in arrays.files}
 
 
-def _array_folder(path: Path, names: Sequence[str]) -> Columns:
-    return {each.stem: np.load(each, allow_pickle=False) for each in sorted(path.glob("*.npy"))}
+def _npy(path: Path) -> Columns:
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    names = array.dtype.names
+    return {name: array[name] for name in names} if names else {"points": array}
 
 
-READERS: dict[str, Callable[[Path, Sequence[str]], Columns]] = {
+def _h5(path: Path) -> Columns:
+    with import_module("h5py").File(path) as file:
+        return {name: each[()] for name, each in file.items() if hasattr(each, "shape")}
+
+
+def _text(path: Path) -> Columns:
+    names, table_PC = read_text_table(path)
+    return dict(zip(names, table_PC.T, strict=True)) if names else {"points": table_PC}
+
+
+def _bin(path: Path) -> Columns:
+    columns = {"points": np.fromfile(path, "<f4")}
+    for label in label_files(path):
+        columns["label"] = np.fromfile(label, "<u4") & 0xFFFF  # above these are instances
+    return columns
+
+
+def _folder(path: Path) -> Columns:
+    if (path / _COORDS).is_file():
+        return {each.stem: _npy(each)["points"] for each in members_of(path)}
+    parts = [(each.stem.rpartition("_")[0], _text(each)["points"]) for each in members_of(path)]
+    classes, tables = zip(*parts, strict=True)
+    label_P = np.repeat(np.array(classes), [len(table) for table in tables])
+    return {"points": np.concatenate(tables), "label": label_P}
+
+
+READERS: dict[str, Callable[[Path], Columns]] = {
+    ".bin": _bin,
+    ".csv": _text,
+    ".h5": _h5,
+    ".hdf5": _h5,
+    ".las": _las,
+    ".laz": _las,
+    ".npy": _npy,
     ".npz": _npz,
+    ".pcd": _pcd,
     ".ply": _ply,
+    ".pts": _text,
+    ".txt": _text,
+    ".xyz": _text,
 }
-"""The function that reads files of a suffix, which is in lower case; it gets a path and the names
-of columns, for files that do not name them.
-"""
+"""The function that reads files of a suffix, which is in lower case."""
 
 
-def is_scene(path: Path) -> bool:
-    """Whether a path is that of a scene: a file with a suffix of a format, or a scene's folder."""
-    return path.suffix.lower() in READERS or (path / COORDS).is_file()
+def is_scene_folder(path: Path) -> bool:
+    """Whether a path is a folder that holds one scene, in several files."""
+    return (path / _COORDS).is_file() or (path / _ANNOTATIONS).is_dir()
+
+
+def label_files(path: Path) -> list[Path]:
+    """Returns the ``.label`` file of a ``.bin`` file, beside it or in SemanticKITTI's folder."""
+    name = f"{path.stem}.label"
+    found = [folder / name for folder in (path.parent, path.parent.parent / "labels")]
+    return [each for each in found if path.suffix.lower() == ".bin" and each.is_file()][:1]
 
 
 def members_of(path: Path) -> list[Path]:
     """Returns the files of which a scene consists."""
-    return sorted(path.glob("*.npy")) if path.is_dir() else [path]
+    if not path.is_dir():
+        return [path, *label_files(path)]
+    pattern = "*.npy" if (path / _COORDS).is_file() else f"{_ANNOTATIONS}/*.txt"
+    return sorted(each for each in path.glob(pattern) if each.name[0] not in "._")
 
 
 def read_columns(path: Path, *, names: Sequence[str] = ()) -> Columns:
-    """Returns the columns of a scene's file or folder; ``names``: of columns without names."""
-    return (_array_folder if path.is_dir() else READERS[path.suffix.lower()])(path, names)
+    """Returns the columns of a scene's file or folder.
+
+    Args:
+        path: the file, with a suffix of :data:`READERS`, or the folder.
+        names: names of the columns of a table without names; empty: those usual in its format.
+    """
+    suffix = "" if path.is_dir() else path.suffix.lower()
+    columns = dict((READERS[suffix] if suffix else _folder)(path))
+    if (table := columns.get("points")) is None or table.shape[1:] == (3,):
+        return columns
+    if suffix == ".bin":  # whose number of columns stands nowhere
+        width = len(names) or 4
+        table = table[: len(table) // width * width].reshape(-1, width)
+        if table.size < columns["points"].size:
+            raise ValueError(f"its {columns['points'].size} numbers are not rows of {width}")
+    width = table.shape[1] if table.ndim == 2 else 0
+    names = names or _NAMES.get(suffix, {}).get(width, ())
+    if len(names) != width:
+        raise ValueError(
+            f"its array {list(table.shape)} is not a table with {len(names) or 'named'} columns; "
+            "data.columns names those of a table, such as [x,y,z,red,green,blue,label]"
+        )
+    del columns["points"]
+    return {**dict(zip(names, table.T, strict=True)), **columns}

@@ -5,6 +5,7 @@ Shapes: P points, C channels, K classes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,187 +15,249 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.data.files import check_regular, log_once, unreadable
-from sparsepipe.data.points import FloatArray, IntArray
-from sparsepipe.data.scenes.formats import READERS, Columns, is_scene, read_columns
+from sparsepipe.data.points import IntArray
+from sparsepipe.data.scenes.formats import READERS, Columns, is_scene_folder, read_columns
 from sparsepipe.data.scenes.scene import IGNORED, Scene
-from sparsepipe.errors import DataError
+from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.utils.files import expanded
+from sparsepipe.utils.reading import explained, parse_yaml, read_text
 
-_AXES = [[*"xyz"], [*"XYZ"]]
-_JOINED = {
-    "coord": ("coord", "coords", "points", "point", "xyz", "pos", "positions"),
-    "color": ("color", "colors", "rgb", "colour", "colours"),
-    "normal": ("normal", "normals"),
+Value = int | str
+"""A label as in a file: a number or, where objects of a scene are named, a name."""
+_ALIASES = {
+    "coord": "coord coords x,y,z points point xyz pos positions",
+    "color": "color colors red,green,blue r,g,b diffuse_red,diffuse_green,diffuse_blue rgb",
+    "normal": "normal normals nx,ny,nz normal_x,normal_y,normal_z",
+    "intensity": "intensity strength reflectance remission scalar_intensity",
+    "return_number": "return_number scalar_return_number scalar_returnnumber",
+    "label": "label labels segment segment20 class classification semantic semantic_label "
+    "sem_label seg_label scalar_label scalar_classification",
 }
-"""Names of arrays [P, 3]."""
-_SINGLE = {
-    "color": (["red", "green", "blue"], [*"rgb"], ["diffuse_red", "diffuse_green", "diffuse_blue"]),
-    "normal": (["nx", "ny", "nz"], ["normal_x", "normal_y", "normal_z"]),
-}
-"""Names of three columns, of which the first found count."""
-_OTHERS = {
-    "intensity": ("intensity", "strength", "reflectance", "remission", "scalar_intensity"),
-    "return_number": ("return_number", "scalar_return_number", "scalar_returnnumber"),
-}
-LABELS = (
-    *("label", "labels", "segment", "segment20", "class", "classification", "semantic"),
-    *("semantic_label", "semantic_labels", "sem_label", "seg_label", "scalar_label"),
-    *("scalar_classification", "category"),
-)
-"""Names of columns of labels, in lower case; the first that a file has counts."""
+"""Names of columns, in lower case, the first found counts; commas join columns of one feature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SceneReader:
-    """Reads scenes of all formats, with the same labels and features.
+    """Reads scenes of all formats, with the same features and labels.
 
     Attributes:
-        features: names of features that are kept, besides the colour; None: all.
+        features: names of the features to keep, besides the colour; None: all.
         columns: names of the columns of files that do not name them.
-        label: name of the column of labels; None: one of ``LABELS``.
+        label: name of the column of labels; None: the first that is ``label`` or usual for it.
         classes: names of the classes; empty: unknown.
-        numbers: class number of each label in files, -100 where it does not count; None: labels are
-            class numbers, and negative ones do not count.
+        numbers: class number of each label in files, -100 where it does not count; None: labels
+            are class numbers, or names of ``classes``.
+        ignored: labels in files that do not count, besides negative ones.
     """
 
     features: tuple[str, ...] | None = None
     columns: tuple[str, ...] = ()
     label: str | None = None
     classes: tuple[str, ...] = ()
-    numbers: Mapping[int, int] | None = None
+    numbers: Mapping[Value, int] | None = None
+    ignored: tuple[Value, ...] = ()
 
     def __call__(self, path: Path) -> Scene:
         """Returns the scene of a file or folder, with class numbers as labels.
 
         Raises:
-            DataError: it is missing or not valid, or has labels that are not class numbers.
+            DataError: it is missing or not valid, or has labels that are not of a class.
         """
-        scene = self.read_raw(path)
+        scene, values = self.parse(path)
         if scene.labels_P is None:
             return scene
-        return replace(scene, labels_P=self.class_numbers(scene.labels_P, source=path))
+        return replace(scene, labels_P=self.class_numbers(values, source=path)[scene.labels_P])
 
-    def read_raw(self, path: Path) -> Scene:
-        """Returns the scene of a file or folder, with the labels that stand there."""
-        if not is_scene(path):
+    def parse(self, path: Path) -> tuple[Scene, tuple[Value, ...]]:
+        """Returns the scene of a file or folder, and the different labels that stand there.
+
+        The ``labels_P`` of the scene are places of labels among these.
+        """
+        if not (path.suffix.lower() in READERS and path.exists()) and not is_scene_folder(path):
             raise DataError(
-                f"{path} is not a scene: its suffix is not that of a format"
-                if path.exists()
-                else f"{path} does not exist",
-                remedy=f"give a file of {', '.join(READERS)}, or a folder of a scene",
+                f"{path} is not a scene" if path.exists() else f"{path} does not exist",
+                remedy=f"give a file of {', '.join(READERS)}, or the folder of a scene",
             )
         try:
-            if path.is_file():
+            if not is_scene_folder(path):
                 check_regular(path)
-            return self._scene(read_columns(path, names=self.columns), path)
+            with np.errstate(all="ignore"):  # values that are not finite are refused
+                return self._parsed(dict(read_columns(path, names=self.columns)), path)
         except (DataError, MemoryError):
             raise
+        except ImportError as error:
+            raise DataError(
+                f"{path} needs the package {error.name}",
+                remedy="run pip install 'sparsepipe[scenes]'",
+            ) from error
         except Exception as error:  # each format's reader raises its own types
-            if isinstance(error, ImportError):
-                raise DataError(
-                    f"{path} needs the package {error.name}",
-                    remedy="run pip install 'sparsepipe[scenes]'",
-                ) from error
             if isinstance(error, OSError) and error.errno:
                 raise unreadable(path, error) from error
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise DataError(
                 f"{path} holds no scene that can be read: {why}",
-                remedy="restore it, or leave it out",
+                remedy="restore it, leave it out, or correct data.columns or data.label",
             ) from error
 
-    def class_numbers(self, labels_P: NDArray[Any], *, source: object) -> IntArray:
-        """Returns the class numbers of labels in files; raises a DataError for unknown labels."""
-        if self.numbers is None:
-            known_P: IntArray = np.where(labels_P < 0, IGNORED, labels_P).astype(np.int64)
-            is_known = known_P < (len(self.classes) or np.inf)
-        else:
-            keys = np.array(sorted(self.numbers), np.int64)
-            places_P = np.searchsorted(keys, labels_P).clip(max=len(keys) - 1)
-            known_P = np.array([self.numbers[int(key)] for key in keys])[places_P]
-            is_known = keys[places_P] == labels_P
-        if not is_known.all():
-            some = np.unique(labels_P[~is_known])
+    def class_numbers(self, values: Sequence[Value], *, source: object) -> IntArray:
+        """Returns the class number of each label in files, -100 for those that do not count.
+
+        Raises:
+            DataError: some labels are not of a class; the message begins with ``source``.
+        """
+        known, unknown = list[int](), list[Value]()
+        for value in values:
+            number = None if self.numbers is None else self.numbers.get(value)
+            if value in self.ignored or (isinstance(value, int) and value < 0):
+                number = IGNORED
+            elif isinstance(value, str) and value in self.classes:
+                number = self.classes.index(value)
+            elif isinstance(value, int) and self.numbers is None:
+                number = value if value < (len(self.classes) or np.inf) else None
+            known.append(IGNORED if number is None else number)
+            unknown += [value] if number is None else []
+        if unknown:
+            more = ", ..." if len(unknown) > 10 else ""
             raise DataError(
-                f"{source} has labels that are not of a class: "
-                f"{', '.join(map(str, some[:10]))}{' and others' if len(some) > 10 else ''}",
-                remedy="name all classes in data.classes, beginning with that of label 0; set "
+                f"{source} has labels of no class: {', '.join(map(str, unknown[:10]))}{more}",
+                remedy="name all classes in data.classes, in the order of the labels from 0; set "
                 "data.ignore to labels that do not count; or map labels in data.learning_map",
             )
-        return known_P
+        return np.array(known, np.int64)
 
-    def _scene(self, columns: Columns, path: Path) -> Scene:
-        found = {name.lower(): values for name, values in columns.items()}
-        label = self.label.lower() if self.label else next((n for n in LABELS if n in found), None)
-        raw_P = None if label is None else found.pop(label, None)
-        positions_P3 = _taken(found, "coord", [*_AXES])
-        if positions_P3 is None or positions_P3.shape[1:] != (3,) or not len(positions_P3):
+    def file_labels(self, num_classes: int) -> list[Value]:
+        """Returns the label in files that stands for each class, the lowest if several do."""
+        if self.numbers is None:
+            return list(range(num_classes))
+        numbers = sorted(self.numbers.items(), key=lambda item: str(item[0]).zfill(20))
+        first = {number: value for value, number in reversed(numbers)}
+        return [first.get(number, number) for number in range(num_classes)]
+
+    def _parsed(self, columns: Columns, path: Path) -> tuple[Scene, tuple[Value, ...]]:
+        found = _joined(columns, label=self.label)
+        exact_P3, raw_P = found.pop("coord", np.empty(0)), found.pop("label", None)
+        if exact_P3.shape[1:] != (3,) or not len(exact_P3) or exact_P3.dtype.kind not in "iuf":
             raise ValueError(
-                f"it has no points with x, y and z, but {', '.join(columns) or 'none'}"
+                f"it has no points with x, y and z, but {', '.join(columns) or 'nothing'}"
             )
-        features = dict[str, NDArray[Any]]()
-        for name, single in _SINGLE.items():
-            if (values := _taken(found, name, single)) is not None:
-                features[name] = _as_color(values) if name == "color" else values
-        for name, names in _OTHERS.items():
-            for each in names:
-                if each in found and name not in features:
-                    values = found.pop(each)
-                    is_unsigned = name == "intensity" and values.dtype.kind == "u"
-                    features[name] = values / np.iinfo(values.dtype).max if is_unsigned else values
-        features |= found
-        kept = {
-            name: values.reshape(len(values), -1)
-            for name, values in features.items()
-            if (self.features is None or name in (*self.features, "color")) and values.ndim
-        }
-        arrays = {**kept, "labels": raw_P if raw_P is not None else positions_P3}
-        for name, values in arrays.items():
-            if len(values) != len(positions_P3):
-                raise ValueError(f"it has {len(values)} {name} for {len(positions_P3)} points")
-        return _made(positions_P3, kept, raw_P, path)
+        if self.features is None:
+            features = {n: v for n, v in found.items() if v.shape[:1] == exact_P3.shape[:1]}
+        else:
+            features = {n: v for n, v in found.items() if n in (*self.features, "color")}
+        for name, values in (*features.items(), ("label", exact_P3 if raw_P is None else raw_P)):
+            if len(values) != len(exact_P3):
+                raise ValueError(f"it has {len(exact_P3)} points, but {len(values)} of {name}")
+        finite_P = np.isfinite(exact_P3).all(axis=1)
+        if not finite_P.all():
+            log_once(f"{path}: {(~finite_P).sum()} points are left out, whose positions are NaN")
+        origin_3 = np.zeros(3)
+        if exact_P3.dtype != np.float32:  # positions on maps need more digits than float32 has
+            origin_3 = np.floor(exact_P3[finite_P].min(axis=0).astype(np.float64))
+            exact_P3 = exact_P3 - origin_3
+        scene = Scene(
+            exact_P3.astype(np.float32),
+            features={n: v.reshape(len(v), -1).astype(np.float32) for n, v in features.items()},
+            labels_P=None if raw_P is None else raw_P.reshape(len(raw_P)),
+            origin_3=origin_3,
+        ).take(finite_P)
+        if broken := [n for n, v in scene.features.items() if not np.isfinite(v).all()]:
+            raise ValueError(f"its {broken[0]} is not finite at all points")
+        return _with_places(scene)
 
 
-def _taken(found: dict[str, Any], name: str, single: Sequence[Sequence[str]]) -> Any:
-    """Removes and returns three columns, or the array [P, 3] that has them; None if absent."""
-    for names in single:
-        lower = [each.lower() for each in names]
-        if all(each in found for each in lower):
-            return np.column_stack([found.pop(each) for each in lower])
-    joined = next((each for each in _JOINED[name] if each in found), None)
-    return None if joined is None else found.pop(joined)
+def _joined(columns: Columns, *, label: str | None) -> dict[str, NDArray[Any]]:
+    """Returns columns under the names of features, ``coord`` and ``label``, in lower case."""
+    found = {name.lower(): np.asarray(values) for name, values in columns.items()}
+    taken = dict[str, NDArray[Any]]()
+    for name, names in _ALIASES.items():
+        options = [label.lower()] if label and name == "label" else names.split()
+        for parts in [option.split(",") for option in options]:
+            if name not in taken and {*parts} <= found.keys():
+                arrays = [found.pop(part) for part in parts]
+                taken[name] = arrays[0] if len(arrays) == 1 else np.column_stack(arrays)
+    if "color" in taken:
+        taken["color"] = _color(taken["color"])
+    if "intensity" in taken and taken["intensity"].dtype.kind == "u":
+        taken["intensity"] = taken["intensity"] / np.iinfo(taken["intensity"].dtype).max
+    return {**{name: each for name, each in found.items() if name != "label"}, **taken}
 
 
-def _as_color(values_P3: NDArray[Any]) -> FloatArray:
-    """Returns colours in [0, 1], of bytes, 16-bit numbers or shares."""
-    top = float(values_P3.max(initial=0))
-    full = 255.0 if top <= 255 else 65535.0
-    is_share = values_P3.dtype.kind == "f" and top <= 1
-    return (values_P3 if is_share else values_P3 / full).astype(np.float32)
+def scene_reader(
+    *,
+    features: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    label: str | None = None,
+    classes: Sequence[str] | None = None,
+    ignore: Value | Sequence[Value] | None = None,
+    learning_map: Mapping[Value, int] | str | None = None,
+) -> SceneReader:
+    """Returns a reader; see ``SceneDataModule`` for its arguments.
 
-
-def _made(positions_P3: NDArray[Any], features: Mapping[str, Any], raw_P: Any, path: Path) -> Scene:
-    """Returns the scene of the points whose position is finite."""
-    if raw_P is not None:
-        raw_P = np.asarray(raw_P).reshape(len(positions_P3), -1)[:, 0]
-        if raw_P.dtype.kind == "f" and not (raw_P == np.rint(raw_P)).all():
-            raise ValueError("its labels are not whole numbers")
-        raw_P = raw_P.astype(np.int64)
-    finite_P = np.isfinite(positions_P3).all(axis=1)
-    origin_3 = np.zeros(3)
-    if positions_P3.dtype != np.float32:
-        exact_P3 = positions_P3.astype(np.float64)
-        origin_3 = np.floor(exact_P3.min(axis=0, initial=np.inf, where=finite_P[:, None]))
-        positions_P3 = exact_P3 - origin_3
-    scene = Scene(
-        positions_P3.astype(np.float32),
-        features={name: values.astype(np.float32) for name, values in features.items()},
-        labels_P=raw_P,
-        origin_3=origin_3,
+    Raises:
+        ConfigError: the file of the learning map is not valid.
+    """
+    names = tuple(map(str, classes or ()))
+    if isinstance(learning_map, str):
+        path = expanded(learning_map)
+        remedy = "set data.learning_map to a YAML file with a class number for each label"
+        with explained(path, "learning map", error=ConfigError, remedy=remedy):
+            found, learning_map = _learning_map(parse_yaml(read_text(path)))
+            names = names or found
+    ignored = [ignore] if isinstance(ignore, Value) else ignore or ()
+    return SceneReader(
+        features=None if features is None else tuple(features),
+        columns=tuple(map(str, columns or ())),
+        label=label,
+        classes=names,
+        numbers=learning_map
+        and {value: number if number >= 0 else IGNORED for value, number in learning_map.items()},
+        ignored=tuple(ignored),
     )
-    if finite_P.all():
-        return scene
-    if not finite_P.any():
-        raise ValueError("none of its points has a finite position")
-    lost = int((~finite_P).sum())
-    log_once(f"{path}: {lost} points without a finite position are left out")
-    return scene.take(finite_P)
+
+
+def read_scene(path: str | os.PathLike[str], **settings: Any) -> Scene:
+    """Returns the scene of a file or folder; ``settings`` are those of :func:`scene_reader`.
+
+    Raises:
+        DataError: it is missing or not valid, or has labels that are not of a class.
+    """
+    return scene_reader(**settings)(expanded(path))
+
+
+def _learning_map(tree: Any) -> tuple[tuple[str, ...], Mapping[Value, int]]:
+    """Returns names of classes and the class number of each label, of a YAML file's content.
+
+    In the layout of ``semantic-kitti.yaml``, classes that ``learning_ignore`` names do not count,
+    and the others are numbered from 0.
+    """
+    is_kitti = isinstance(tree, Mapping) and "learning_map" in tree
+    numbers = tree["learning_map"] if is_kitti else tree
+    if not isinstance(numbers, Mapping) or not all(isinstance(n, int) for n in numbers.values()):
+        raise ValueError("it is not a mapping of labels to class numbers")
+    if not is_kitti:
+        return (), numbers
+    ignored = {number for number, is_so in tree.get("learning_ignore", {}).items() if is_so}
+    order = sorted({*numbers.values()} - ignored)
+    places = {number: place for place, number in enumerate(order)}
+    labels, inverse = tree.get("labels", {}), tree.get("learning_map_inv", {})
+    names = tuple(str(labels.get(inverse.get(number), number)) for number in order)
+    return names, {value: places.get(number, IGNORED) for value, number in numbers.items()}
+
+
+def _color(values: NDArray[Any]) -> NDArray[Any]:
+    """Returns colours in [0, 1], of shares, bytes or 16-bit numbers."""
+    top = values.max(initial=0)
+    if values.dtype.kind == "f" and top <= 1:
+        return values
+    return values / (255 if top <= 255 else 65535)
+
+
+def _with_places(scene: Scene) -> tuple[Scene, tuple[Value, ...]]:
+    """Returns a scene whose labels are places among its different labels, and these."""
+    if scene.labels_P is None:
+        return scene, ()
+    values, places_P = np.unique(scene.labels_P, return_inverse=True)
+    if values.dtype.kind == "f" and not (values == np.rint(values)).all():
+        raise ValueError("its labels are not whole numbers")
+    whole = values.astype(np.int64) if values.dtype.kind in "biuf" else values
+    return replace(scene, labels_P=places_P), tuple(whole.tolist())
