@@ -67,6 +67,8 @@ _LEFT_OUT_AT: Mapping[str, Any] = {
     "input": None,
     "loss.class_weights": None,
     "loss.lovasz": 0.0,
+    "task.block_voxels": 500_000,
+    "task.flips": False,
     "task.test_weights": "best",
     "trainer.matmul_precision": None,
     "trainer.nonfinite": "stop",

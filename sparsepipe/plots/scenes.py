@@ -63,7 +63,9 @@ def scene_figure(
         for k in sorted(shown)
     ]
     if marks:
-        figure.legend(handles=marks, loc="outside right upper", fontsize=style.TICK_PT, frameon=False)
+        figure.legend(
+            handles=marks, loc="outside right upper", fontsize=style.TICK_PT, frameon=False
+        )
     return figure
 
 
@@ -95,7 +97,9 @@ def scene_page(
     if colors_P3 is not None:
         columns["color"] = np.rint(colors_P3[rows].clip(0, 1) * 255).astype(np.uint8)
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(__package__, ""), autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.PackageLoader(__package__, ""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
     )
     return environment.get_template("scene.html.j2").render(
         title=title,

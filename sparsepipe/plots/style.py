@@ -46,9 +46,9 @@ def class_colors(count: int) -> NDArray[np.uint8]:
     """Returns a colour for each of ``count`` classes, uint8 [count, 3], in [0, 255]: first strong
     ones, then pale ones, repeated after 40.
     """
-    pairs = [colormaps["tab20"].colors, colormaps["tab20b"].colors]  # type: ignore[attr-defined]
-    colors = [color for each in pairs for color in (*each[::2], *each[1::2])]
-    return np.rint(np.array(colors)[np.arange(count) % len(colors)] * 255).astype(np.uint8)
+    pairs = [colormaps[name](np.arange(20), bytes=True)[:, :3] for name in ("tab20", "tab20b")]
+    colors: NDArray[np.uint8] = np.concatenate([part for p in pairs for part in (p[::2], p[1::2])])
+    return colors[np.arange(count) % len(colors)]
 
 
 def new_figure(*, width_in: float, height_in: float) -> Figure:

@@ -210,12 +210,12 @@ class SceneModel(TrainedNetwork):
         reader = self.preprocess.reader
         if isinstance(points, str | os.PathLike):
             path = Path(os.path.expanduser(points))
-            scene, points = reader.read_raw(path), reader.positions(path)
+            (scene, _), points = reader.parse(path), reader.positions(path)
         else:
             given = {name: np.asarray(values) for name, values in (features or {}).items()}
             points = np.asarray(points)
             try:
-                scene = reader.scene_of({"coord": points, **given}, "the scene")
+                scene, _ = reader.scene_of({"coord": points, **given}, source="the scene")
             except ValueError as error:
                 raise DataError(
                     f"the points are not a scene: {error}",

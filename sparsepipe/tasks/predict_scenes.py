@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def predict_scenes(
     model: SceneModel,
     files: Sequence[Path],
     *,
+    checkpoint: Path,
     gallery: int,
     settings: Mapping[str, Any],
 ) -> None:
@@ -66,10 +68,12 @@ def predict_scenes(
         run: the run, to whose directory everything is written.
         model: the trained network.
         files: files and folders of scenes.
+        checkpoint: the network's file, to be recorded.
         gallery: largest number of scenes that are drawn.
         settings: arguments of ``model.predict_scene``.
     """
-    rows, classes, lists = list[Any](), list[Any](), {"predictions": [], "unreadable": []}
+    rows, classes = list[dict[str, Any]](), list[dict[str, Any]]()
+    lists: dict[str, list[dict[str, Any]]] = {"predictions": [], "unreadable": []}
     total_KK = np.zeros((len(model.classes),) * 2, np.int64)
     names, count = _names(files), min(gallery, len(files))
     drawn = {int(n) for n in np.linspace(0, len(files) - 1, max(count, 0)).round()}
@@ -105,12 +109,12 @@ def predict_scenes(
     blank = dict.fromkeys(("file", "points", "accuracy", "mean_iou", "error", "remedy"), "")
     write_csv(run.directory.predictions, [blank | row for row in rows])
     write_csv(run.directory.path / "classes.csv", classes)
-    known = {"checkpoint": run.task.checkpoint(run.spec), "classes": model.classes}
+    known = {"checkpoint": checkpoint, "classes": model.classes}
     write_json(run.directory.predictions_json, {**known, **lists})
     if total_KK.any():
         _write_confusion(run, model.classes, total_KK)
     values = {
-        "evaluated_checkpoint": Path(known["checkpoint"]).name,
+        "evaluated_checkpoint": checkpoint.name,
         "predicted_files": len(lists["predictions"]),
         "unreadable_files": len(lists["unreadable"]),
         "predicted_points": sum(row["points"] for row in lists["predictions"]),
@@ -132,7 +136,7 @@ def _labelled(model: SceneModel, file: Path, settings: Mapping[str, Any]) -> Lab
     scene = replace(scene, labels_P=labels_P)
     probabilities_PK = model.predict_scene(scene, **settings)
     positions_Q3 = reader.positions(file)
-    found = spread(probabilities_PK, np.isfinite(positions_Q3).all(axis=1))
+    found = spread(probabilities_PK, np.isfinite(positions_Q3.sum(axis=1)))
     counts_KK = None
     if labels_P is not None and (labels_P >= 0).any():
         size, is_known_P = len(model.classes), labels_P >= 0
@@ -168,10 +172,71 @@ def _write(
     layers = {"prediction": found.labels_P[each.kept_Q]}
     if each.counts_KK is not None:
         layers["true class"] = np.asarray(each.scene.labels_P)
-    title = file.name + "".join(f"   {n} {100 * v:.1f} %" for n, v in _measures(each.counts_KK).items())
+    title = "   ".join([file.name, *_in_percent(_measures(each.counts_KK))])
     picture, page = (stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "html"))
     style.save_png(scene_figure(points_P3, layers, classes, title=title), picture)
     colors_P3 = each.scene.features.get("color")
     text = scene_page(points_P3, layers, classes, colors_P3=colors_P3, title=title)
     write_text_atomic(page, text)
     return [*written, picture, page]
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """Returns the paths of files to write for each scene, below the folder around all of them:
+    without suffixes, unless these distinguish them.
+    """
+    around = os.path.commonpath([file.absolute().parent for file in files])
+    within = [file.absolute().relative_to(around) for file in files]
+    counts = Counter(path.with_suffix("") for path in within)
+    short = [path.with_suffix("") if counts[path.with_suffix("")] == 1 else path for path in within]
+    return [path.as_posix() for path in short]
+
+
+def _class_rows(classes: Sequence[str], each: LabelledScene) -> list[dict[str, Any]]:
+    """Returns a row for each class: its predicted points, their share and mean probability; where
+    true classes are known, also its true points, and their accuracy and IoU.
+    """
+    labels_P = each.found.labels_P[each.kept_Q]
+    points_K = np.bincount(labels_P, minlength=len(classes))
+    probability_P = each.found.probabilities_PK[each.kept_Q].max(axis=1)
+    sums_K = np.bincount(labels_P, weights=probability_P, minlength=len(classes))
+    rows = []
+    for k, name in enumerate(classes):
+        row = {"class": name, "points": int(points_K[k]), "share": points_K[k] / len(labels_P)}
+        row["probability"] = sums_K[k] / points_K[k] if points_K[k] else ""
+        if (counts_KK := each.counts_KK) is not None:
+            total, iou = int(counts_KK[k].sum()), float(ious_of(torch.from_numpy(counts_KK))[k])
+            row["true_points"] = total
+            row["accuracy"] = counts_KK[k, k] / total if total else ""
+            row["iou"] = "" if np.isnan(iou) else iou
+        rows.append(row)
+    return rows
+
+
+def _measures(counts_KK: IntArray | None) -> dict[str, float]:
+    """Returns accuracy and mean IoU of counts by true and predicted class; {} without counts."""
+    if counts_KK is None:
+        return {}
+    mean_iou = float(ious_of(torch.from_numpy(counts_KK)).nanmean())
+    return {"accuracy": float(np.trace(counts_KK) / counts_KK.sum()), "mean_iou": mean_iou}
+
+
+def _in_percent(measures: Mapping[str, float]) -> list[str]:
+    return [f"{name.replace('_iou', ' IoU')} {100 * v:.1f} %" for name, v in measures.items()]
+
+
+def _write_confusion(run: ResolvedRun, classes: Sequence[str], counts_KK: IntArray) -> None:
+    from sparsepipe.plots import style
+    from sparsepipe.plots.confusion import confusion_figure, confusion_rows
+
+    write_csv(run.directory.confusion, confusion_rows(counts_KK, classes, counted="points"))
+    figure = confusion_figure(counts_KK, classes, counted="points")
+    style.save_png(figure, run.directory.path / "confusion.png")
+
+
+def _log(row: Mapping[str, Any], of_file: Sequence[Mapping[str, Any]]) -> None:
+    ranked = sorted(of_file, key=lambda each: -each["points"])
+    shares = [f"{each['class']} {100 * each['share']:.1f} %" for each in ranked if each["points"]]
+    measures = {name: row[name] for name in ("accuracy", "mean_iou") if name in row}
+    told = ", ".join([f"{row['points']:,} points", *_in_percent(measures)])
+    log.info("%s: %s: %s", row["file"], told, ", ".join(shares))

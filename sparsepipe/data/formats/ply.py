@@ -176,11 +176,12 @@ def write_ply(path: Path, columns: Mapping[str, NDArray[Any]], *, comments: Sequ
         comments: lines of the header.
     """
     types = {np.dtype(kind): name for name, kind in _TYPES.items()}
-    table = np.rec.fromarrays([*columns.values()], names=[*columns])
+    little = [(name, values.dtype.newbyteorder("<")) for name, values in columns.items()]
+    table = np.rec.fromarrays([*columns.values()], dtype=np.dtype(little))
     lines = ["ply", "format binary_little_endian 1.0", *(f"comment {each}" for each in comments)]
     lines.append(f"element vertex {len(table)}")
     lines += [f"property {types[values.dtype]} {name}" for name, values in columns.items()]
     content = "\n".join([*lines, "end_header\n"]).encode()
     # Hundreds are written in a row: waiting for the disk after each would take seconds.
     with replacing(path, durable=False) as temporary:
-        temporary.write_bytes(content + table.astype(table.dtype.newbyteorder("<")).tobytes())
+        temporary.write_bytes(content + table.tobytes())

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.data.files import check_regular, log_once, unreadable
-from sparsepipe.data.points import IntArray
+from sparsepipe.data.points import ExactArray, IntArray
 from sparsepipe.data.scenes.formats import READERS, Columns, is_scene_folder, read_columns
 from sparsepipe.data.scenes.scene import IGNORED, Scene
 from sparsepipe.errors import ConfigError, DataError
@@ -82,7 +82,7 @@ class SceneReader:
             if not is_scene_folder(path):
                 check_regular(path)
             with np.errstate(all="ignore"):  # values that are not finite are refused
-                return self._parsed(dict(read_columns(path, names=self.columns)), path)
+                return self.scene_of(read_columns(path, names=self.columns), source=path)
         except (DataError, MemoryError):
             raise
         except ImportError as error:
@@ -133,7 +133,15 @@ class SceneReader:
         first = {number: value for value, number in reversed(numbers)}
         return [first.get(number, number) for number in range(num_classes)]
 
-    def _parsed(self, columns: Columns, path: Path) -> tuple[Scene, tuple[Value, ...]]:
+    def positions(self, path: Path) -> ExactArray:
+        """Returns the positions of all points of a file or folder that :meth:`parse` can read, also
+        those that are not finite, float64 [Q, 3].
+        """
+        columns = read_columns(path, names=self.columns)
+        return np.asarray(_joined(columns, label=self.label)["coord"], np.float64)
+
+    def scene_of(self, columns: Columns, *, source: object) -> tuple[Scene, tuple[Value, ...]]:
+        """Returns the scene of columns as :meth:`parse` does; raises a ValueError."""
         found = _joined(columns, label=self.label)
         exact_P3, raw_P = found.pop("coord", np.empty(0)), found.pop("label", None)
         if exact_P3.shape[1:] != (3,) or not len(exact_P3) or exact_P3.dtype.kind not in "iuf":
@@ -149,7 +157,7 @@ class SceneReader:
                 raise ValueError(f"it has {len(exact_P3)} points, but {len(values)} of {name}")
         finite_P = np.isfinite(exact_P3).all(axis=1)
         if not finite_P.all():
-            log_once(f"{path}: {(~finite_P).sum()} points are left out, whose positions are NaN")
+            log_once(f"{source}: {(~finite_P).sum()} points are left out, whose positions are NaN")
         origin_3 = np.zeros(3)
         if exact_P3.dtype != np.float32:  # positions on maps need more digits than float32 has
             origin_3 = np.floor(exact_P3[finite_P].min(axis=0).astype(np.float64))

@@ -76,14 +76,13 @@ def write_scene(
 def _write_las(path: Path, source: Path, values_Q: IntArray) -> list[Path]:
     laspy = import_module("laspy")
     las = laspy.read(source)
-    top, version = int(values_Q.max(initial=0)), las.header.version
+    top = int(values_Q.max(initial=0))
     if top > 255:
         log.warning("%s is not written: a LAS file has no class %d, only 0 to 255", path, top)
         return []
     if top > 31 and las.point_format.id in _WIDE_LAS:
         las = laspy.convert(las, point_format_id=_WIDE_LAS[las.point_format.id])
-        log.info("%s has another version than %s (%s), since its classes exceed 31", path, source, version)
     las.classification = values_Q.clip(min=0).astype(np.uint8)
-    with writing(path), replacing(path) as temporary, temporary.open("wb") as stream:
+    with writing(path), replacing(path) as temporary, temporary.open("wb+") as stream:
         las.write(stream, do_compress=path.suffix == ".laz")
     return [path]
