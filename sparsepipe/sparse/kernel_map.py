@@ -41,10 +41,10 @@ def watching_kernel_maps(watch: Callable[[], None]) -> Iterator[None]:
 
 @dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class CoordinateCache:
-    """Coordinates of one level (sites of one stride), their index, kernel maps and coarser levels.
+    """Coordinates of one level (sites of one stride), their index, kernel maps and derived levels.
 
     All tensors on the same sites share one cache. A kernel map is kept for each (kernel size,
-    stride, dilation) and holds the cache of its output level, so that levels form a tree: a
+    stride, dilation) and direction, and holds the cache of its output level: levels form a tree. A
     second downsampling with the same window reuses the coordinates and everything derived from
     them. Coordinates are checked when something is first derived.
 
@@ -65,7 +65,7 @@ class CoordinateCache:
     _extent: Triple | None = field(default=None, init=False)
     _verified: bool = field(default=False, init=False)
     _indices: dict[Triple, SiteIndex] = field(default_factory=dict, init=False)
-    _maps: dict[KernelSpec, KernelMap] = field(default_factory=dict, init=False)
+    _maps: dict[tuple[KernelSpec, bool], KernelMap] = field(default_factory=dict, init=False)
     _segments: tuple[Tensor, Tensor] | None = field(default=None, init=False)
 
     @property
@@ -107,22 +107,26 @@ class CoordinateCache:
             )
         return self._indices[reach]
 
-    def kernel_map(self, spec: KernelSpec, *, build: BuildMap | None = None) -> KernelMap:
+    def kernel_map(
+        self, spec: KernelSpec, *, build: BuildMap | None = None, is_transposed: bool = False
+    ) -> KernelMap:
         """Returns the kernel map of a window over these sites, built on first use.
 
-        ``build``: what builds it in place of :func:`build_kernel_map`, with checks of its own.
+        ``build``: what builds it in place of :func:`build_kernel_map`, with checks of its own;
+        ``is_transposed``: whether the map is that of :func:`build_transposed_map`.
         """
-        if spec not in self._maps:
+        key = spec, is_transposed
+        if key not in self._maps:
+            build = build or (build_transposed_map if is_transposed else build_kernel_map)
             for watch in _watchers:
                 watch()
-            self._maps[spec] = (build or build_kernel_map)(self, spec)
+            self._maps[key] = build(self, spec)
             for watch in _watchers:
                 watch()
-        return self._maps[spec]
+        return self._maps[key]
 
-    def coarser(self, coords_M4: Tensor, extent: Triple) -> CoordinateCache:
-        """Returns a cache of the coarser level of sites ``coords_M4``, unique and within
-        ``extent``.
+    def derive(self, coords_M4: Tensor, extent: Triple) -> CoordinateCache:
+        """Returns a cache of another level's sites ``coords_M4``, unique and within ``extent``.
 
         It has a ``spatial_shape`` if this level has one.
         """
@@ -174,6 +178,7 @@ class KernelMap:
             window), whose cache holds this map: a reference back would form a cycle.
         parent_N: for a tiling window, int64, the output row of each input; else None.
         offset_N: for a tiling window, int64, the offset at which each input is read; else None.
+        turned_of: for a map by which inputs read outputs, the map that it turns round; else None.
     """
 
     spec: KernelSpec
@@ -183,6 +188,7 @@ class KernelMap:
     output: CoordinateCache | None
     parent_N: Tensor | None = None
     offset_N: Tensor | None = None
+    turned_of: KernelMap | None = None
     _derived: dict[str, Any] = field(default_factory=dict, init=False)
     _num_pairs: int | None = field(default=None, init=False)
     _by_site: Tensor | None = field(default=None, init=False)
@@ -196,11 +202,31 @@ class KernelMap:
     def num_pairs(self) -> int:
         """Number of (input, output) pairs over all offsets; read back from the device once."""
         if self._num_pairs is None:
-            self._num_pairs = int((self.neighbours_KM >= 0).sum())
+            of = self.turned_of
+            self._num_pairs = of.num_pairs if of else int((self.neighbours_KM >= 0).sum())
         return self._num_pairs
+
+    def turned(self) -> KernelMap:
+        """Returns the map by which inputs read the outputs that read them, without an output level.
+
+        It is a view, made anew each time: what is derived from it is kept here. A symmetric
+        window has none, since its map serves both directions, with offsets in reverse order.
+        """
+        assert not self.spec.is_symmetric
+        rows_KN = self.readers_KN
+        return KernelMap(
+            self.spec, rows_KN, num_inputs=self.num_outputs, output=None, turned_of=self
+        )
+
+    @property
+    def readers_KN(self) -> Tensor:
+        """int32, the output row that reads each input at each offset; -1: none."""
+        return self.derived(READERS, lambda own: invert_rows(own.neighbours_KM, own.num_inputs))
 
     def gather_plan(self, rows_per_block: int) -> GatherPlan:
         """Returns the plan that computes outputs from inputs, in blocks of output rows."""
+        if self.turned_of:
+            return self.turned_of.scatter_plan(rows_per_block)
         name = f"kernel map: gather plan of {rows_per_block} rows"
         return self.derived(name, lambda _: build_gather_plan(self.neighbours_KM, rows_per_block))
 
@@ -213,12 +239,10 @@ class KernelMap:
         """
         if self.spec.is_symmetric:
             return self.gather_plan(rows_per_block)
-        # int32, the output row that reads each input at each offset
-        readers_KN = self.derived(
-            "kernel map: readers", lambda _: invert_rows(self.neighbours_KM, self.num_inputs)
-        )
+        if self.turned_of:
+            return self.turned_of.gather_plan(rows_per_block)
         name = f"kernel map: scatter plan of {rows_per_block} rows"
-        return self.derived(name, lambda _: build_gather_plan(readers_KN, rows_per_block))
+        return self.derived(name, lambda own: build_gather_plan(own.readers_KN, rows_per_block))
 
     @property
     def neighbours_MK(self) -> Tensor:
@@ -230,11 +254,16 @@ class KernelMap:
 
     def derived(self, name: str, build: Callable[[KernelMap], T]) -> T:
         """Returns ``build(self)``, computed on first use and cached under ``name``."""
+        if self.turned_of:
+            return self.turned_of.derived(f"turned: {name}", lambda _: build(self))
         if name not in self._derived:
             self._derived[name] = build(self)
         value: T = self._derived[name]
         return value
 
+
+READERS = "kernel map: readers"
+"""Name under which a map keeps its ``readers_KN``."""
 
 BuildMap = Callable[[CoordinateCache, KernelSpec], KernelMap]
 """Builds the map of a window over the sites of a level."""
@@ -315,7 +344,7 @@ def _tiling_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
     rows_KM = torch.full((spec.volume, total), -1, dtype=torch.int32, device=device)
     own_N = torch.arange(count, dtype=torch.int32, device=device)
     rows_KM.view(-1)[offset_N * total + parent_N] = own_N
-    output = level.coarser(coords_of_keys(keys_M, coarse), coarse)
+    output = level.derive(coords_of_keys(keys_M, coarse), coarse)
     return KernelMap(
         spec, rows_KM, num_inputs=count, output=output, parent_N=parent_N, offset_N=offset_N
     )
@@ -337,10 +366,43 @@ def _strided_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
     batch_KN = coords_N4[:, 0].expand(spec.volume, -1)
     candidates_P4 = torch.cat([batch_KN[..., None], sites_KN3], dim=2)[touched_KN]
     keys_M = torch.unique(linear_keys(candidates_P4, coarse))
-    output = level.coarser(coords_of_keys(keys_M, coarse), coarse)
+    output = level.derive(coords_of_keys(keys_M, coarse), coarse)
     base_M4 = output.coords_N4.clone()
     base_M4[:, 1:] *= stride_3
     rows_KM = level.site_index(spec.reach).find(base_M4, offsets_K3)
+    return KernelMap(spec, rows_KM, num_inputs=coords_N4.shape[0], output=output)
+
+
+def build_transposed_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
+    """Builds the map of a transposed window with a stride over the sites of ``level``.
+
+    A site ``y`` reaches ``y * stride + offset`` for each offset of the window. Output sites are all
+    that any site reaches within the grid of ``extent * stride``, in lexicographic order.
+    """
+    level.check()
+    assert not spec.is_submanifold
+    coords_N4, device = level.coords_N4, level.coords_N4.device
+    if level.spatial_shape is None and any(
+        d * (k - 1 - b) >= s
+        for k, d, b, s in zip(spec.size, spec.dilation, spec.before, spec.stride, strict=True)
+    ):
+        raise CoordinateError(
+            f"a transposed window of size {spec.size} with stride {spec.stride} reaches beyond its "
+            "sites, and needs spatial_shape",
+            remedy="pass the extent of the grid as spatial_shape to SparseTensor or sparse_collate",
+        )
+    x, y, z = (e * s for e, s in zip(level.extent, spec.stride, strict=True))
+    check_bounds(coords_N4, batch_size=level.batch_size, spatial_shape=(x, y, z))
+    corners_N3 = coords_N4[:, 1:] * torch.tensor(spec.stride, dtype=torch.int32, device=device)
+    sites_KN3 = corners_N3 + _offsets(spec, level)[:, None, :]
+    limit_3 = torch.tensor((x, y, z), dtype=torch.int32, device=device)
+    inside_KN = ((sites_KN3 >= 0) & (sites_KN3 < limit_3)).all(2)
+    sites_KN4 = torch.cat([coords_N4[:, :1].expand(spec.volume, -1, -1), sites_KN3], dim=2)
+    places_P, own_P = inside_KN.nonzero().unbind(1)
+    keys_M, rows_P = torch.unique(linear_keys(sites_KN4[inside_KN], (x, y, z)), return_inverse=True)
+    rows_KM = torch.full((spec.volume, len(keys_M)), -1, dtype=torch.int32, device=device)
+    rows_KM[places_P, rows_P] = own_P.int()  # at one offset, one site reaches a place
+    output = level.derive(coords_of_keys(keys_M, (x, y, z)), (x, y, z))
     return KernelMap(spec, rows_KM, num_inputs=coords_N4.shape[0], output=output)
 
 

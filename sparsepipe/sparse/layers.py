@@ -63,6 +63,20 @@ class Dropout(_RowWise, nn.Dropout):
     """Sets individual features to zero at random in training."""
 
 
+class PerVoxel(nn.Module):
+    """Applies ``module``, such as any activation of PyTorch's, to the features [N, C]."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, input: Features) -> Features:
+        if isinstance(input, SparseTensor):
+            return input.replace_feats(self.module(input.feats))
+        found: Features = self.module(input)
+        return found
+
+
 class Conv3d(nn.Module):
     """Sparse 3D convolution: submanifold for stride 1, downsampling otherwise.
 
@@ -124,6 +138,47 @@ class Conv3d(nn.Module):
             f" stride={self.spec.stride}, dilation={self.spec.dilation},"
             f" bias={self.bias is not None}, backend={self.backend.name}"
         )
+
+
+class ConvTranspose3d(Conv3d):
+    """Transposed sparse convolution: the adjoint of a :class:`Conv3d` with these arguments.
+
+    Its sites are all that the window reaches from the sites of its input, within a grid of
+    ``stride`` times the extent, whose voxels are that much finer; for stride 1 those of its input.
+    On a full grid it is ``torch.nn.ConvTranspose3d`` with ``padding = dilation * (size // 2)`` for
+    odd sizes, 0 for even ones, and the ``output_padding``, which for large windows is negative
+    (cuts off), by which the grid is ``stride`` times its input's. ``kernel`` is as of
+    :class:`Conv3d`: a site adds ``feats @ kernel[k]`` to the site at offset ``k``. A backend
+    without transposed convolutions leaves them to the default one.
+    """
+
+    def reset_parameters(self) -> None:
+        """Initialises as in :class:`Conv3d`, for as many offsets as reach a site on a full grid."""
+        super().reset_parameters()
+        with torch.no_grad():
+            self.kernel.mul_(math.sqrt(min(self.spec.volume, math.prod(self.spec.stride))))
+
+    def forward(self, x: SparseTensor) -> SparseTensor:
+        return self._to_inputs(x, None)
+
+    def _to_inputs(self, x: SparseTensor, like: SparseTensor | None) -> SparseTensor:
+        backend = self.backend if isinstance(self.backend, NativeBackend) else AutoBackend()
+        return backend.conv_transpose3d(x, self.kernel, self.bias, self.spec, like=like)
+
+
+class InverseConv3d(ConvTranspose3d):
+    """Transposed sparse convolution back to the sites of an earlier level.
+
+    Called as ``layer(x, like)``, where ``like`` is a tensor on the sites from which a convolution
+    with the same size, stride and dilation led to those of ``x``. The kernel map that ``like``
+    keeps of that window is turned round, so that nothing is searched for.
+
+    Raises:
+        CoordinateError: the sites of ``x`` are not the outputs of the window on those of ``like``.
+    """
+
+    def forward(self, x: SparseTensor, like: SparseTensor) -> SparseTensor:  # type: ignore[override]
+        return self._to_inputs(x, like)
 
 
 class MaxPool3d(nn.Module):

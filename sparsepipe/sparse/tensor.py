@@ -239,19 +239,36 @@ def add(x: SparseTensor, y: SparseTensor) -> SparseTensor:
     Outputs of equal windows on one tensor share their coordinates; other coordinates are compared,
     which waits for the device.
     """
+    _check_same_sites("add", x, y, same_channels=True)
+    return x.replace_feats(x.feats + y.feats)
+
+
+def cat(tensors: Sequence[SparseTensor]) -> SparseTensor:
+    """Returns the channels of ``tensors`` side by side, [N, C1 + C2 + ...].
+
+    They need the same sites in the same order, compared as by :func:`add`; the result has the
+    cache of the first.
+    """
+    first, *others = tensors
+    for other in others:
+        _check_same_sites("concatenate", first, other, same_channels=False)
+    return first.replace_feats(torch.cat([each.feats for each in tensors], dim=1))
+
+
+def _check_same_sites(what: str, x: SparseTensor, y: SparseTensor, *, same_channels: bool) -> None:
     ours, theirs = ((len(each), *each._context()) for each in (x, y))
-    if ours != theirs or x.feats.shape[1] != y.feats.shape[1]:
+    if ours != theirs or (same_channels and x.feats.shape[1] != y.feats.shape[1]):
+        needed = "sites and channels" if same_channels else "sites"
         raise CoordinateError(
-            f"cannot add {x!r} and {y!r}, which do not have the same sites and channels",
+            f"cannot {what} {x!r} and {y!r}, which do not have the same {needed}",
             remedy="give both paths windows that produce the same sites, such as kernel size 2 "
-            "with stride 2, or stride 1, and the same number of channels",
+            "with stride 2, or stride 1" + same_channels * ", and the same number of channels",
         )
     if x.coords is not y.coords and not torch.equal(x.coords, y.coords):
         raise CoordinateError(
-            "cannot add tensors with different sites, or with the same in different orders",
+            f"cannot {what} tensors with different sites, or with the same in different orders",
             remedy="make both by windows of the same size, stride and dilation on the same sites",
         )
-    return x.replace_feats(x.feats + y.feats)
 
 
 # A pickled SparseTensor calls only this function, so other ranks and torch.load may read it.

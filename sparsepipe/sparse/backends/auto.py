@@ -32,6 +32,18 @@ class AutoBackend(NativeBackend):
         """As :class:`.Backend` says."""
         return chosen(x.device).conv3d(x, kernel, bias, spec)
 
+    def conv_transpose3d(
+        self,
+        x: SparseTensor,
+        kernel: Tensor,
+        bias: Tensor | None,
+        spec: KernelSpec,
+        *,
+        like: SparseTensor | None = None,
+    ) -> SparseTensor:
+        """As of :class:`.NativeBackend`."""
+        return chosen(x.device).conv_transpose3d(x, kernel, bias, spec, like=like)
+
     def max_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
         """As :class:`.Backend` says."""
         return chosen(x.device).max_pool3d(x, spec)

@@ -5,13 +5,14 @@ Shape suffixes: N input sites, M output sites, K offsets, C channels, P pairs.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from sparsepipe.errors import BackendError
+from sparsepipe.errors import BackendError, CoordinateError
 from sparsepipe.sparse.backends.convolution import convolve, pairs_by_offset
 from sparsepipe.sparse.kernel_map import CoordinateCache, KernelMap
 from sparsepipe.sparse.kernel_spec import KernelSpec
@@ -44,6 +45,36 @@ class NativeBackend:
         if bias is not None:
             out = out + bias
         return at_level(x, out, output, spec)
+
+    def conv_transpose3d(
+        self,
+        x: SparseTensor,
+        kernel: Tensor,
+        bias: Tensor | None,
+        spec: KernelSpec,
+        *,
+        like: SparseTensor | None = None,
+    ) -> SparseTensor:
+        """Takes features from the outputs of a window back to its inputs: each site adds
+        ``x @ kernel[k]`` to what it reads at offset ``k``.
+
+        Args:
+            x: features [M, Cin] on the outputs of the window.
+            kernel: [K, Cin, Cout] over the offsets of the window, x fastest.
+            bias: [Cout]; None: no bias.
+            spec: the window.
+            like: tensor on the inputs of the window, whose sites the result has; None: all sites
+                that the window reaches (:func:`.build_transposed_map`), or those of ``x`` where
+                the stride is 1.
+        """
+        feats, kernel, bias = operands(x.feats, kernel, bias, spec)
+        if like is None and spec.is_submanifold:
+            like = x
+        found, like = opposite(x, like, spec)
+        if spec.is_symmetric:
+            return self.conv3d(like.replace_feats(feats), kernel.flip(0), bias, spec)
+        out = convolve(feats, kernel, found)
+        return like.replace_feats(out if bias is None else out + bias)
 
     def max_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
         """See :class:`~sparsepipe.sparse.Backend`.
@@ -110,15 +141,61 @@ def at_level(
     """Returns ``feats`` on the sites of ``level``, the output level of the window over ``x``."""
     if level is x.cache:
         return x.replace_feats(feats)
-    sx, sy, sz = (a * b for a, b in zip(x.stride, spec.stride, strict=True))
+    stride = tuple(a * b for a, b in zip(x.stride, spec.stride, strict=True))
+    return _on(level, feats, stride)
+
+
+def _on(level: CoordinateCache, feats: Tensor, stride: Sequence[int]) -> SparseTensor:
+    shape, batch_size = level.spatial_shape, level.batch_size
     return SparseTensor(
         feats,
         level.coords_N4,
-        stride=(sx, sy, sz),
-        spatial_shape=level.spatial_shape,
-        batch_size=x.batch_size,
+        stride=stride,
+        spatial_shape=shape,
+        batch_size=batch_size,
         cache=level,
     )
+
+
+def opposite(
+    x: SparseTensor,
+    like: SparseTensor | None,
+    spec: KernelSpec,
+    find: Callable[[CoordinateCache, KernelSpec], KernelMap] = CoordinateCache.kernel_map,
+) -> tuple[KernelMap, SparseTensor]:
+    """Returns the map from the outputs ``x`` of a window to its inputs, and a tensor on these.
+
+    The tensor is ``like``, or without channels where that is None; the map of a symmetric window is
+    its own. ``find``: what finds the map of the window over the sites of ``like``.
+
+    Raises:
+        CoordinateError: the sites of ``x`` are not the window's outputs on those of ``like``, or
+            without ``like`` the stride of ``x`` is not a multiple of the window's.
+    """
+    if like is None:
+        found = x.cache.kernel_map(spec, is_transposed=True)
+        if any(a % b for a, b in zip(x.stride, spec.stride, strict=True)):
+            raise CoordinateError(
+                f"a tensor of stride {x.stride} has no finer level by a stride of {spec.stride}",
+                remedy="give the tensor the stride in voxels of the finest grid it is brought to",
+            )
+        assert found.output is not None
+        stride = tuple(a // b for a, b in zip(x.stride, spec.stride, strict=True))
+        return found, _on(found.output, x.feats.new_empty(found.num_outputs, 0), stride)
+    found = find(like.cache, spec)
+    level = found.output or like.cache
+    stride = tuple(a * b for a, b in zip(like.stride, spec.stride, strict=True))
+    needed = (found.num_outputs, stride, level.spatial_shape, like.batch_size)
+    if (len(x), x.stride, x.spatial_shape, x.batch_size) != needed or not (
+        x.coords is level.coords_N4 or torch.equal(x.coords, level.coords_N4)
+    ):
+        raise CoordinateError(
+            f"the sites of {x!r} are not those to which a window of size {spec.size}, stride "
+            f"{spec.stride} and dilation {spec.dilation} leads from {like!r}",
+            remedy="give as second tensor one on the sites before the convolution or pooling that "
+            "led to those of the first, and the same size, stride and dilation",
+        )
+    return found if spec.is_symmetric else found.turned(), like
 
 
 def check_kernel_shape(feats: Tensor, kernel: Tensor, spec: KernelSpec) -> None:

@@ -1,11 +1,11 @@
-"""Sums of sparse tensors, against dense ones."""
+"""Sums and concatenations of sparse tensors, against dense ones."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 
 from sparsepipe.errors import CoordinateError
-from sparsepipe.sparse import KernelSpec, NativeBackend, SparseTensor, add
+from sparsepipe.sparse import KernelSpec, NativeBackend, SparseTensor, add, cat
 from tests.support.sparse_references import cases
 
 BACKEND = NativeBackend()
@@ -26,6 +26,8 @@ def test_sum_and_gradients(case):
     )
     total = add(x.replace_feats(first), other)
     assert torch.equal(total.dense(), x.replace_feats(first).dense() + other.dense())
+    both = cat([x.replace_feats(first), other]).dense()
+    assert torch.equal(both, torch.cat([x.replace_feats(first).dense(), other.dense()], dim=1))
     weights = torch.randn_like(first)
     (total.feats * weights).sum().backward()
     assert torch.equal(first.grad, weights)
@@ -61,3 +63,6 @@ def test_tensors_that_do_not_match_are_refused(other, message):
     with pytest.raises(CoordinateError, match=message) as caught:
         add(SparseTensor(torch.ones(2, 1), SITES), other)
     assert caught.value.remedy
+    if "channels" not in message:
+        with pytest.raises(CoordinateError, match=message.replace("add", "concatenate")):
+            cat([SparseTensor(torch.ones(2, 1), SITES), other])

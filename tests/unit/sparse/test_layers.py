@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from sparsepipe.sparse import (
     KernelSpec,
     Linear,
     MaxPool3d,
+    PerVoxel,
     ReLU,
     SparseTensor,
 )
@@ -112,7 +114,12 @@ def test_impossible_windows(kwargs):
 
 @pytest.mark.parametrize(
     ("ours", "plain"),
-    [(ReLU(), nn.ReLU()), (Linear(3, 2), nn.Linear(3, 2)), (BatchNorm(3), nn.BatchNorm1d(3))],
+    [
+        (ReLU(), nn.ReLU()),
+        (Linear(3, 2), nn.Linear(3, 2)),
+        (BatchNorm(3), nn.BatchNorm1d(3)),
+        (PerVoxel(nn.PReLU(3)), nn.Sequential(OrderedDict(module=nn.PReLU(3)))),
+    ],
 )
 def test_pointwise_layers_are_the_plain_ones(x, ours, plain):
     plain.load_state_dict(ours.state_dict())

@@ -97,7 +97,7 @@ def _map(cache: CoordinateCache, own: Level, spec: KernelSpec) -> KernelMap:
             outer = _coarser(own, spec, batch_size=cache.batch_size)
             _trim(outer, int(outer.number))
         outer = own.coarser[spec]
-        output = cache.coarser(outer.sites.coords_N4, outer.sites.extent)
+        output = cache.derive(outer.sites.coords_N4, outer.sites.extent)
         output.on_device = outer
     rows = find_rows(outer.sites, own.sites, spec, of="outputs")
     inputs = len(cache.coords_N4)
