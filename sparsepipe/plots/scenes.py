@@ -53,8 +53,9 @@ def scene_figure(
                 points_P3[rows], azimuth_deg=azimuth_deg, elevation_deg=_ELEVATION_DEG
             )
             order = np.argsort(-depth_n, kind="stable")
+            area = float(np.clip(60_000 / max(len(rows), 1), 1.5, 9.0))
             colors = colors_K3[labels_P[rows][order]]
-            place.scatter(*flat_n2[order].T, c=colors, s=1.5, linewidths=0, rasterized=True)
+            place.scatter(*flat_n2[order].T, c=colors, s=area, linewidths=0)
             place.set_aspect("equal")
             place.set_axis_off()
         row[0].set_title(name, fontsize=style.LABEL_PT, color=style.INK, loc="left")
