@@ -262,16 +262,14 @@ def blocks(places_N2: NDArray[Any], *, most: int) -> list[IntArray]:
     found, todo = list[IntArray](), [np.arange(len(places_N2))]
     while todo:
         rows = todo.pop()
-        sides_2 = np.ptp(places_N2[rows], axis=0)
-        for axis in np.argsort(-sides_2) if len(rows) > most else ():
-            places_n = places_N2[rows, axis]
-            low, high = np.quantile(places_n, [0.4, 0.6], method="nearest")
-            parts = [rows[places_n >= low], rows[places_n <= high]]
-            if max(map(len, parts)) < len(rows):
-                todo += parts
-                break
-        else:
+        axis = int(np.ptp(places_N2[rows], axis=0).argmax())
+        places_n, values = places_N2[rows, axis], np.unique(places_N2[rows, axis])
+        if len(rows) <= most or len(values) == 1:
             found.append(rows)
+            continue
+        low, high = np.quantile(places_n, [0.4, 0.6], method="nearest")
+        todo.append(rows[places_n >= max(low, values[1])])
+        todo.append(rows[places_n <= min(high, values[-2])])
     return found
 
 

@@ -92,7 +92,8 @@ def predict_scenes(
                 classes += [row | of_class for of_class in of_file]
                 row |= {"points": len(each.found.labels_P), **_measures(each.counts_KK)}
                 total_KK += 0 if each.counts_KK is None else each.counts_KK
-                lists["predictions"].append({**row, "written": written, "classes": of_file})
+                paths = [path.relative_to(run.directory.path).as_posix() for path in written]
+                lists["predictions"].append({**row, "written": paths, "classes": of_file})
                 rows.append(row)
                 _log(row, of_file)
             # A reader may have reported a signal as an error in the file.
@@ -200,17 +201,21 @@ def _class_rows(classes: Sequence[str], each: LabelledScene) -> list[dict[str, A
     points_K = np.bincount(labels_P, minlength=len(classes))
     probability_P = each.found.probabilities_PK[each.kept_Q].max(axis=1)
     sums_K = np.bincount(labels_P, weights=probability_P, minlength=len(classes))
-    rows = []
-    for k, name in enumerate(classes):
-        row = {"class": name, "points": int(points_K[k]), "share": points_K[k] / len(labels_P)}
-        row["probability"] = sums_K[k] / points_K[k] if points_K[k] else ""
-        if (counts_KK := each.counts_KK) is not None:
-            total, iou = int(counts_KK[k].sum()), float(ious_of(torch.from_numpy(counts_KK))[k])
-            row["true_points"] = total
-            row["accuracy"] = counts_KK[k, k] / total if total else ""
-            row["iou"] = "" if np.isnan(iou) else iou
-        rows.append(row)
-    return rows
+    nothing_KK = np.zeros((len(classes), len(classes)), np.int64)
+    counts_KK = nothing_KK if each.counts_KK is None else each.counts_KK
+    true_K, iou_K = counts_KK.sum(axis=1), ious_of(torch.from_numpy(counts_KK)).tolist()
+    return [
+        {
+            "class": name,
+            "points": int(points_K[k]),
+            "share": float(points_K[k] / len(labels_P)),
+            "probability": float(sums_K[k] / points_K[k]) if points_K[k] else "",
+            "true_points": "" if each.counts_KK is None else int(true_K[k]),
+            "accuracy": float(counts_KK[k, k] / true_K[k]) if true_K[k] else "",
+            "iou": "" if np.isnan(iou_K[k]) else iou_K[k],
+        }
+        for k, name in enumerate(classes)
+    ]
 
 
 def _measures(counts_KK: IntArray | None) -> dict[str, float]:

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 _WIDE_LAS = {0: 6, 1: 6, 2: 7, 3: 7, 4: 9, 5: 10}
 """Point formats of LAS with classes up to 255, in place of those with classes up to 31."""
 
+_UNKNOWN = (128, 128, 128)
+"""Colour of points without a class."""
+
 
 def write_scene(
     stem: Path,
@@ -56,8 +59,9 @@ def write_scene(
         The paths of the files.
     """
     numbers = [v if isinstance(v, int) else k for k, v in enumerate(file_labels)]
-    values_Q = np.where(labels_Q < 0, -1, np.array(numbers)[labels_Q])
-    colors_Q3 = np.where(labels_Q[:, None] < 0, 128, colors_K3[labels_Q]).astype(np.uint8)
+    places_Q = np.where(labels_Q < 0, len(classes), labels_Q)
+    values_Q = np.array([*numbers, -1])[places_Q]
+    colors_Q3 = np.array([*colors_K3, _UNKNOWN], np.uint8)[places_Q]
     columns = dict(zip("xyz", positions_Q3.T, strict=True))
     columns |= dict(zip(("red", "green", "blue"), colors_Q3.T, strict=True))
     columns |= {"label": values_Q.astype(np.int32), "probability": probability_Q}
