@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sparsepipe.data.images import Usps as Usps
     from sparsepipe.data.points import PointSet as PointSet
     from sparsepipe.data.scenes import Scene as Scene
+    from sparsepipe.data.scenes import SceneAugment as SceneAugment
     from sparsepipe.data.scenes import SceneDataModule as SceneDataModule
     from sparsepipe.data.scenes import SceneFolder as SceneFolder
     from sparsepipe.data.scenes import SceneVoxels as SceneVoxels
@@ -44,7 +45,7 @@ _MODULES = {
     "images": ("DrawnDigits", "ImageDataModule", "ImageFolder", "ImageShift"),
     "images.real_digits": ("Mnist", "PackagedDigits", "Svhn", "Usps"),
     "points": ("PointSet",),
-    "scenes": ("Scene", "SceneDataModule", "SceneFolder", "SceneVoxels"),
+    "scenes": ("Scene", "SceneAugment", "SceneDataModule", "SceneFolder", "SceneVoxels"),
     "sources": ("ClassFolder", "GeneratedShapes", "NormalResampled", "NpzBundle", "OffTree"),
     "volumes": ("GeneratedVolumes", "VolumeDataModule", "VolumeFiles"),
 }

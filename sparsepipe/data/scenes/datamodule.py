@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -18,11 +19,12 @@ from torch.utils.data import Dataset
 
 from sparsepipe.data.augment import Axis
 from sparsepipe.data.cache import CacheSettings
-from sparsepipe.data.dataloaders import Access
+from sparsepipe.data.dataloaders import Access, split_validation
 from sparsepipe.data.datamodule import Purpose, Share, SplitDataModule
 from sparsepipe.data.files import LOCK_WAIT_S
 from sparsepipe.data.points import IntArray
-from sparsepipe.data.scenes.reader import SceneReader, Value, scene_reader
+from sparsepipe.data.scenes.augment import SceneAugment, crop, mixed
+from sparsepipe.data.scenes.reader import SceneReader, Value
 from sparsepipe.data.scenes.scene import Scene, SceneVoxels, class_counts
 from sparsepipe.data.scenes.sources import SceneSet
 from sparsepipe.sparse import SparseTensor, sparse_collate
@@ -66,6 +68,7 @@ class SceneDataModule(SplitDataModule):
         crop_size: side in metres of a box around a random point, upwards without limits, outside
             which a training scene has no points; None: no limit.
         crops_per_scene: how often each training scene is read in an epoch.
+        augment: augmentation of training scenes, if any.
         classes: names of the classes, in the order of the labels; None: those of the source, or
             the numbers.
         ignore: labels in files that do not count, besides negative ones.
@@ -94,6 +97,7 @@ class SceneDataModule(SplitDataModule):
         crop_points: Count | None = None,
         crop_size: Metres | None = None,
         crops_per_scene: Count = 1,
+        augment: SceneAugment | None = None,
         classes: Sequence[str] | None = None,
         ignore: Value | Sequence[Value] | None = None,
         learning_map: Mapping[Value, int] | str | None = None,
@@ -117,7 +121,7 @@ class SceneDataModule(SplitDataModule):
             reduce=reduce,
             up_axis=up_axis,
         )
-        self._reader = scene_reader(
+        self._reader = SceneReader(
             features=self._voxels.features,
             columns=columns,
             label=label,
@@ -125,8 +129,8 @@ class SceneDataModule(SplitDataModule):
             ignore=ignore,
             learning_map=learning_map,
         )
-        self._crop = {"points": crop_points, "size": crop_size}
-        self._crops_per_scene = crops_per_scene
+        self._crop = partial(crop, up_axis=up_axis, points=crop_points, size=crop_size)
+        self._crops_per_scene, self._augment = crops_per_scene, augment
         cache = CacheSettings(
             directory=expanded(cache_dir).absolute(), workers=cache_workers, lock_wait_s=lock_wait_s
         )
@@ -162,8 +166,17 @@ class SceneDataModule(SplitDataModule):
         return ScenePreprocessing(reader=self._reader, voxels=self._voxels)
 
     def setup(self, stage: str | None = None) -> None:
-        """Opens both splits, and chooses the validation scenes among those of ``train``."""
+        """Opens both splits, and chooses the validation scenes: those that the source says, or else
+        a share of the groups of training scenes.
+        """
         super().setup(stage)
+        scenes: SceneSet = self.samples("train")
+        groups, group_S = np.unique(np.array(scenes.groups), return_inverse=True)
+        of_one_class = np.zeros(len(groups), np.int64)
+        _, chosen = split_validation(of_one_class, share=self._val_share, seed=self._seed)
+        held_S = scenes.held_S if scenes.held_S.any() else np.isin(group_S, chosen)
+        self._train_S, self._val_S = np.flatnonzero(~held_S), np.flatnonzero(held_S)
+        self.num_train, self.num_val = len(self._train_S), len(self._val_S)
         self.epoch_samples = self._crops_per_scene * self.num_train
 
     def _dataset(self, purpose: Purpose, indices_S: IntArray) -> SceneDataset:
@@ -173,12 +186,17 @@ class SceneDataModule(SplitDataModule):
             voxels=self._voxels,
             num_classes=self.num_classes,
             seed=(self._seed, get_args(Purpose).index(purpose)),
-            crop=self._crop if purpose == "train" else {},
+            crop=self._crop if purpose == "train" else None,
+            augment=self._augment if purpose == "train" else None,
         )
 
 
 class SceneDataset(Dataset[dict[str, Any]]):
-    """Scenes ``indices_S`` of a split, read by (epoch, position in these)."""
+    """Scenes ``indices_S`` of a split, read by (epoch, position in these).
+
+    Random draws depend on ``seed``, the epoch and the scene. ``crop`` and ``augment`` are None for
+    evaluation.
+    """
 
     def __init__(
         self,
@@ -188,10 +206,11 @@ class SceneDataset(Dataset[dict[str, Any]]):
         voxels: SceneVoxels,
         num_classes: int,
         seed: tuple[int, ...],
-        crop: Mapping[str, Any],
+        crop: Callable[[Scene, Generator], Scene] | None = None,
+        augment: SceneAugment | None = None,
     ) -> None:
         self.scenes, self.indices_S, self.voxels = scenes, indices_S, voxels
-        self.num_classes, self.seed, self.crop = num_classes, seed, crop
+        self.num_classes, self.seed, self.crop, self.augment = num_classes, seed, crop, augment
 
     def __len__(self) -> int:
         return len(self.indices_S)
@@ -202,6 +221,8 @@ class SceneDataset(Dataset[dict[str, Any]]):
         index = int(self.indices_S[position])
         rng = np.random.default_rng([*self.seed, epoch, index])
         scene = self._scene(index, rng)
+        if self.augment is not None and self.augment.enabled and rng.random() < self.augment.mix:
+            scene = mixed(scene, self._scene(int(rng.choice(self.indices_S)), rng))
         coords_N3, feats_NC, rows_P = self.voxels.voxelise(scene)
         counts_NK = class_counts(
             rows_P, scene.labels_P, num_voxels=len(coords_N3), num_classes=self.num_classes
@@ -209,7 +230,11 @@ class SceneDataset(Dataset[dict[str, Any]]):
         return {"coords": coords_N3, "feats": feats_NC, "counts": counts_NK, "index": index}
 
     def _scene(self, index: int, rng: Generator) -> Scene:
-        return self.voxels.prepare(self.scenes.read(index))
+        scene = self.voxels.prepare(self.scenes.read(index))
+        scene = scene if self.crop is None else self.crop(scene, rng)
+        if self.augment is not None:
+            scene = self.augment(scene, rng, up_axis=self.voxels.up_axis)
+        return scene
 
 
 def collate_scenes(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:

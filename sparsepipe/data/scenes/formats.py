@@ -10,10 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
+from sparsepipe.data.files import check_regular, explaining_file
 from sparsepipe.data.formats.clouds import read_text_table
 from sparsepipe.data.formats.ply import read_elements
 
@@ -41,6 +44,9 @@ def _las(path: Path) -> Columns:
 
 
 def _pcd(path: Path) -> Columns:
+    with path.open("rb") as file:
+        if b"\nDATA " not in file.read(1 << 14):
+            raise ValueError("it has no header of a PCD file")
     cloud = import_module("pypcd4").PointCloud.from_path(path)
     if len(cloud.pc_data) != cloud.points:
         raise ValueError(f"it is cut off after {len(cloud.pc_data)} of {cloud.points} points")
@@ -57,12 +63,14 @@ def _ply(path: Path) -> Columns:
 
 
 def _npz(path: Path) -> Columns:
+    if not is_zipfile(path):
+        raise ValueError("it is not an npz archive, or is cut off")
     with np.load(path, allow_pickle=False) as arrays:
         return {name: arrays[name] for name in arrays.files}
 
 
 def _npy(path: Path) -> Columns:
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    array = open_memmap(path, mode="r")
     names = array.dtype.names
     return {name: array[name] for name in names} if names else {"points": array}
 
@@ -85,12 +93,16 @@ def _bin(path: Path) -> Columns:
 
 
 def _folder(path: Path) -> Columns:
-    if (path / _COORDS).is_file():
-        return {each.stem: _npy(each)["points"] for each in members_of(path)}
-    parts = [(each.stem.rpartition("_")[0], _text(each)["points"]) for each in members_of(path)]
-    classes, tables = zip(*parts, strict=True)
-    label_P = np.repeat(np.array(classes), [len(table) for table in tables])
-    return {"points": np.concatenate(tables), "label": label_P}
+    is_arrays, tables = (path / _COORDS).is_file(), dict[str, NDArray[Any]]()
+    for each in members_of(path):
+        remedy = "restore it, or leave out its scene"
+        with explaining_file(each, what="cannot be read", extra="scenes", remedy=remedy):
+            tables[each.stem] = (_npy if is_arrays else _text)(each)["points"]
+    if is_arrays:
+        return tables
+    classes = [name.rpartition("_")[0] for name in tables]
+    label_P = np.repeat(np.array(classes), [len(table) for table in tables.values()])
+    return {"points": np.concatenate([*tables.values()]), "label": label_P}
 
 
 READERS: dict[str, Callable[[Path], Columns]] = {
@@ -111,9 +123,10 @@ READERS: dict[str, Callable[[Path], Columns]] = {
 """The function that reads files of a suffix, which is in lower case."""
 
 
-def is_scene_folder(path: Path) -> bool:
-    """Whether a path is a folder that holds one scene, in several files."""
-    return (path / _COORDS).is_file() or (path / _ANNOTATIONS).is_dir()
+def is_scene(path: Path) -> bool:
+    """Whether a path has a file with a suffix of :data:`READERS`, or a folder with one scene."""
+    in_folder = (path / _COORDS).is_file() or (path / _ANNOTATIONS).is_dir()
+    return in_folder or (path.suffix.lower() in READERS and path.exists() and not path.is_dir())
 
 
 def label_files(path: Path) -> list[Path]:
@@ -138,6 +151,8 @@ def read_columns(path: Path, *, names: Sequence[str] = ()) -> Columns:
         path: the file, with a suffix of :data:`READERS`, or the folder.
         names: names of the columns of a table without names; empty: those usual in its format.
     """
+    for member in members_of(path):
+        check_regular(member)
     suffix = "" if path.is_dir() else path.suffix.lower()
     columns = dict((READERS[suffix] if suffix else _folder)(path))
     if (table := columns.get("points")) is None or table.shape[1:] == (3,):

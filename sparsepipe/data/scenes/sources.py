@@ -29,9 +29,9 @@ from sparsepipe.data.files import (
 )
 from sparsepipe.data.listing import named, read_table
 from sparsepipe.data.points import IntArray, MappedArray, Split
-from sparsepipe.data.scenes.formats import READERS, is_scene_folder, members_of
-from sparsepipe.data.scenes.reader import SceneReader, Value
-from sparsepipe.data.scenes.scene import DERIVED, WIDTHS, Scene
+from sparsepipe.data.scenes.formats import READERS, is_scene, members_of
+from sparsepipe.data.scenes.reader import SceneReader
+from sparsepipe.data.scenes.scene import Scene
 from sparsepipe.errors import REMEDY, ConfigError, DataError
 from sparsepipe.utils.files import expanded, write_plain_json
 from sparsepipe.utils.host import usable_cores
@@ -51,67 +51,42 @@ _SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredScene:
-    """A scene in the cache.
-
-    Attributes:
-        directory: has ``points.npy``, float32 [P, 3 + C], positions and features, and
-            ``labels.npy`` [P], places among ``values``, if the scene has labels.
-        file: path of the user's file or folder.
-        widths: number of channels of each feature.
-        origin: position of the point (0, 0, 0).
-        values: the different labels, as in the file; None: unknown.
-    """
-
-    directory: Path
-    file: str
-    widths: Mapping[str, int]
-    origin: Sequence[float]
-    values: Sequence[Value] | None
-
-    def read(self, reader: SceneReader) -> Scene:
-        """Returns the scene, whose points are mapped, with class numbers as labels."""
-        points = MappedArray(self.directory / "points.npy").array
-        ends = np.cumsum([3, *self.widths.values()])[:-1]
-        coords_P3, *features = np.split(points, ends, axis=1)
-        labels_P = None
-        if self.values is not None:
-            numbers = reader.class_numbers(self.values, source=self.file)
-            labels_P = numbers[MappedArray(self.directory / "labels.npy").array]
-        return Scene(
-            coords_P3,
-            features=dict(zip(self.widths, features, strict=True)),
-            labels_P=labels_P,
-            origin_3=np.array(self.origin),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SceneSet:
     """The scenes of a split, of which ``train`` includes those for validation.
 
     Attributes:
-        scenes: the scenes in the cache.
+        directories: directory of each scene in the cache, with ``points.npy``, float32 [P, 3 + C],
+            positions and features, and ``labels.npy`` [P], if the scene has labels.
+        files: path of each scene's own file or folder.
         reader: turns labels in files into class numbers.
         labels_S: 0 for scenes with labels, else -1.
         groups: what each scene belongs to, such as a building.
         held_S: which scenes are for validation.
     """
 
-    scenes: Sequence[StoredScene]
+    directories: Sequence[Path]
+    files: Sequence[str]
     reader: SceneReader
     labels_S: IntArray
     groups: Sequence[str]
     held_S: NDArray[np.bool_]
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Paths of the user's files or folders."""
-        return tuple(scene.file for scene in self.scenes)
-
     def read(self, index: int) -> Scene:
         """Returns a scene, whose points are mapped, with class numbers as labels."""
-        return self.scenes[index].read(self.reader)
+        directory = self.directories[index]
+        (record,) = _records([directory])
+        points = MappedArray(directory / "points.npy").array
+        ends, labels_P = np.cumsum([3, *record["widths"].values()])[:-1], None
+        coords_P3, *features = np.split(points, ends, axis=1)
+        if record["values"] is not None:
+            numbers = self.reader.class_numbers(record["values"], source=self.files[index])
+            labels_P = numbers[MappedArray(directory / "labels.npy").array]
+        return Scene(
+            coords_P3,
+            features=dict(zip(record["widths"], features, strict=True)),
+            labels_P=labels_P,
+            origin_3=np.array(record["origin"]),
+        )
 
 
 class SceneFolder:
@@ -180,47 +155,40 @@ class SceneFolder:
     def classes(self) -> tuple[str, ...]:
         """Names of the classes; if neither settings nor a learning map have any, numbers."""
         if self._reader.classes:
-            return self._reader.classes
-        values = {value for scene in self.load("train").scenes for value in scene.values or ()}
-        numbers = self._reader.class_numbers(sorted(values, key=str), source=self.root)
+            return tuple(map(str, self._reader.classes))
+        if isinstance(self._reader.learning_map, Mapping):
+            return tuple(map(str, range(max(self._reader.learning_map.values()) + 1)))
+        records = _records(self.load("train").directories)
+        values = [value for record in records for value in record["values"] or ()]
+        numbers = self._reader.class_numbers([*{*values}], source=self.root)
         return tuple(map(str, range(int(numbers.max(initial=-1)) + 1)))
 
     def load(self, split: Split) -> SceneSet:
         """Returns the scenes of a split, after parsing those that are new.
 
         Raises:
-            DataError: scenes are not valid, have labels of no class or, for training, none, or lack
-                a feature; the valid ones are in the cache nevertheless.
+            DataError: scenes are not valid, lack a feature, have labels of no class or, for
+                training, no labels; the valid ones are in the cache nevertheless.
         """
         held = list(self._names["val"]) if split == "train" else []
         names = [*self._names[split], *held]
-        scenes = stored_scenes(self.root, names, reader=self._reader, cache=self._cache)
-        for scene in scenes:
-            self._check(scene, needs_labels=split == "train")
+        directories = stored_scenes(self.root, names, reader=self._reader, cache=self._cache)
+        files, records = [str(self.root / name) for name in names], _records(directories)
+        for file, record in zip(files, records, strict=True):
+            self._reader.class_numbers(record["values"] or (), source=file)
+            if split == "train" and record["values"] is None:
+                raise DataError(
+                    f"{file} is for training, but its points have no labels",
+                    remedy="set data.label to the name of their column, or leave the scene out",
+                )
         return SceneSet(
-            scenes=scenes,
+            directories=directories,
+            files=files,
             reader=self._reader,
-            labels_S=np.array([0 if scene.values else -1 for scene in scenes], np.int64),
+            labels_S=np.array([-1 if r["values"] is None else 0 for r in records], np.int64),
             groups=[self._group_of(name) for name in names],
             held_S=np.arange(len(names)) >= len(names) - len(held),
         )
-
-    def _check(self, scene: StoredScene, *, needs_labels: bool) -> None:
-        self._reader.class_numbers(scene.values or (), source=scene.file)
-        if needs_labels and scene.values is None:
-            raise DataError(
-                f"{scene.file} is for training, but its points have no labels",
-                remedy="set data.label to the name of their column, or data.split to leave it out",
-            )
-        for name in self._reader.features or ():
-            width = scene.widths.get(name)
-            if width not in (WIDTHS.get(name, 1), None) or (width is None and name not in DERIVED):
-                what = "no feature" if width is None else f"{width} channels of"
-                has = ", ".join([*DERIVED, *scene.widths])
-                raise DataError(
-                    f"{scene.file} has {what} {name!r}; its features are {has}",
-                    remedy="name features that all scenes have in data.features",
-                )
 
     def fingerprint(self) -> str:
         """Returns a hex digest of the scenes of each part, and of what maps their labels."""
@@ -229,8 +197,7 @@ class SceneFolder:
             for part, names in self._names.items()
             for name, digest in zip(names, _digests(self.root, names, self._cache), strict=True)
         ]
-        numbers = self._reader.numbers or {}
-        return digest_values([digests, self._reader.classes, [*map(list, numbers.items())]])
+        return digest_values([digests, repr(self._reader)])
 
 
 def scene_names(root: Path) -> list[str]:
@@ -242,10 +209,10 @@ def scene_names(root: Path) -> list[str]:
     with explaining_storage(root, setting="data.root"):
         for place, folders, files in os.walk(root, followlinks=True):
             folders[:] = [name for name in folders if name[0] not in "._"]
-            scenes = [name for name in folders if is_scene_folder(Path(place, name))]
-            scenes += [n for n in files if n[0] not in "._" and Path(n).suffix.lower() in READERS]
+            visible = [name for name in (*folders, *files) if name[0] not in "._"]
+            scenes = [name for name in visible if is_scene(Path(place, name))]
             found += [Path(place, name) for name in scenes]
-            folders[:] = [name for name in folders if name not in scenes]
+            folders[:] = {*folders}.difference(scenes)
     if not found:
         raise DataError(
             f"{root} has no scenes",
@@ -317,28 +284,26 @@ def _digests(root: Path, names: Sequence[str], cache: CacheSettings) -> list[str
 
 def stored_scenes(
     root: Path, names: Sequence[str], *, reader: SceneReader, cache: CacheSettings
-) -> list[StoredScene]:
-    """Returns scenes from the cache, after parsing those that it lacks.
+) -> list[Path]:
+    """Returns the directories of scenes in the cache, after parsing those that it lacks.
 
     Raises:
-        DataError: some files are not valid; the others are in the cache nevertheless.
+        DataError: some scenes are not valid; the others are in the cache nevertheless.
     """
-    base, own = (
-        cache.directory / "scenes",
-        [_VERSION, reader.features, reader.columns, reader.label],
-    )
-    digests = zip(names, _digests(root, names, cache), strict=True)
-    places = [(root / name, base / digest_values([*own, digest])) for name, digest in digests]
+    base, settings = cache.directory / "scenes", (reader.features, reader.columns, reader.label)
+    digests = _digests(root, names, cache)
+    directories = [base / digest_values([_VERSION, repr(settings), each]) for each in digests]
+    places = [(root / name, each) for name, each in zip(names, directories, strict=True)]
     with explaining_storage(base, setting="data.cache_dir"):
-        if not all((directory / _RECORD).is_file() for _, directory in places):
+        if not all((directory / _RECORD).is_file() for directory in directories):
             with locked(base / "lock", wait_s=cache.lock_wait_s):
                 new = [place for place in places if not (place[1] / _RECORD).is_file()]
                 _store_all(new, reader, cache.workers or usable_cores())
-        return [
-            StoredScene(directory=directory, file=str(path), **json.loads(text))
-            for path, directory in places
-            for text in [(directory / _RECORD).read_text()]
-        ]
+    return directories
+
+
+def _records(directories: Sequence[Path]) -> list[dict[str, Any]]:
+    return [json.loads((directory / _RECORD).read_text()) for directory in directories]
 
 
 def _store_all(places: Sequence[tuple[Path, Path]], reader: SceneReader, workers: int) -> None:
