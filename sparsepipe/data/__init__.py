@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sparsepipe.data.scenes import SceneDataModule as SceneDataModule
     from sparsepipe.data.scenes import SceneFolder as SceneFolder
     from sparsepipe.data.scenes import SceneVoxels as SceneVoxels
+    from sparsepipe.data.scenes.rooms import GeneratedRooms as GeneratedRooms
     from sparsepipe.data.sources import ClassFolder as ClassFolder
     from sparsepipe.data.sources import GeneratedShapes as GeneratedShapes
     from sparsepipe.data.sources import NormalResampled as NormalResampled
@@ -46,6 +47,7 @@ _MODULES = {
     "images.real_digits": ("Mnist", "PackagedDigits", "Svhn", "Usps"),
     "points": ("PointSet",),
     "scenes": ("Scene", "SceneAugment", "SceneDataModule", "SceneFolder", "SceneVoxels"),
+    "scenes.rooms": ("GeneratedRooms",),
     "sources": ("ClassFolder", "GeneratedShapes", "NormalResampled", "NpzBundle", "OffTree"),
     "volumes": ("GeneratedVolumes", "VolumeDataModule", "VolumeFiles"),
 }

@@ -168,16 +168,12 @@ def _strip_triangles(
 
 
 def write_ply(path: Path, columns: Mapping[str, NDArray[Any]], *, comments: Sequence[str]) -> None:
-    """Writes the vertices of a binary PLY file atomically, in the types of their columns.
-
-    Args:
-        path: the file.
-        columns: numbers [Q] of each property, by its name.
-        comments: lines of the header.
-    """
+    """Writes vertices, columns [Q] in their types by name, as a binary file, atomically."""
     types = {np.dtype(kind): name for name, kind in _TYPES.items()}
-    little = [(name, values.dtype.newbyteorder("<")) for name, values in columns.items()]
-    table = np.rec.fromarrays([*columns.values()], dtype=np.dtype(little))
+    fields = [(name, values.dtype.newbyteorder("<")) for name, values in columns.items()]
+    table = np.empty(len(next(iter(columns.values()))), fields)
+    for name, values in columns.items():
+        table[name] = values
     lines = ["ply", "format binary_little_endian 1.0", *(f"comment {each}" for each in comments)]
     lines.append(f"element vertex {len(table)}")
     lines += [f"property {types[values.dtype]} {name}" for name, values in columns.items()]
