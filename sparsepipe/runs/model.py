@@ -181,7 +181,9 @@ class SceneModel(TrainedNetwork):
         **settings: Any,
     ) -> None:
         super().__init__(network, classes, **settings)
-        self.preprocess = preprocess
+        reader = preprocess.reader
+        known = dataclasses.replace(reader, classes=reader.classes or self.classes)
+        self.preprocess = dataclasses.replace(preprocess, reader=known)
 
     def predict(
         self,

@@ -18,7 +18,7 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.data.files import check_regular, digest_file, digest_values
 from sparsepipe.data.formats import SHAPE_SUFFIXES, check_shape_file
 from sparsepipe.data.scenes import ScenePreprocessing
-from sparsepipe.data.scenes.formats import READERS, is_scene_folder, members_of
+from sparsepipe.data.scenes.formats import READERS, is_scene, members_of
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
 from sparsepipe.runs.checkpoints import best_checkpoint
 from sparsepipe.runs.model import (
@@ -183,7 +183,7 @@ def find_files(source: str | None, *, scenes: bool = False) -> tuple[list[Path],
     path = expanded(source)
     if path == Path(path.anchor or "/"):  # as input=$PARTS/ is if PARTS is not set
         raise ConfigError(f"input={source} is the whole file system", remedy=remedy)
-    if path.is_dir() and not (scenes and is_scene_folder(path)):
+    if path.is_dir() and not (scenes and is_scene(path)):
         paths = sorted(
             each
             for each in path.rglob("*")
@@ -193,7 +193,7 @@ def find_files(source: str | None, *, scenes: bool = False) -> tuple[list[Path],
         return [path], Counter()
     else:
         paths = sorted(map(Path, glob.glob(str(path), recursive=True)))
-    folders = {each for each in paths if scenes and each.is_dir() and is_scene_folder(each)}
+    folders = {each for each in paths if scenes and each.is_dir() and is_scene(each)}
     files = [  # also dangling links, which are reported
         each for each in paths if not each.is_dir() and folders.isdisjoint(each.parents)
     ]

@@ -74,8 +74,8 @@ def test_arrays_are_labelled_as_their_file_is_point_by_point(model: SceneModel) 
     ("points", "features", "said"),
     [
         (np.zeros((4, 2)), {}, "points are not a scene"),
-        (np.zeros((4, 3)), {}, "no feature 'color'"),
-        (np.zeros((4, 3)), {"color": np.zeros((3, 3))}, "has 4 points, but 3"),
+        (np.zeros((4, 3)), {}, "no color at each point"),
+        (np.zeros((4, 3)), {"color": np.zeros((3, 3))}, "no color at each point"),
         ("scenes/nothing.ply", None, "does not exist"),
     ],
 )

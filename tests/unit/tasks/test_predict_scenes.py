@@ -112,7 +112,7 @@ def test_each_scene_gets_labels_colours_and_its_exact_positions(run: Path, direc
 
 def test_tables_count_the_points_and_compare_known_labels(run: Path, directory: Path) -> None:
     rows = {row["file"]: row for row in read_csv(directory / "predictions.csv", "file")}
-    assert "holds no scene that can be read" in rows["new/broken.ply"]["error"]
+    assert "is not a valid scene" in rows["new/broken.ply"]["error"]
     assert rows["new/broken.ply"]["remedy"]
     classes = read_csv(directory / "classes.csv", "file", "class")
     model, total = sparsepipe.load(run), np.zeros((3, 3), int)
