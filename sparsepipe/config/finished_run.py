@@ -60,7 +60,7 @@ _SAMPLES = (
 )
 """Keys of data that decide which samples are read, and how many at a time, but not how a sample is
 processed: an evaluation may set them differently from the training."""
-_PLACES = ("cache_dir", "root", "split")
+_PLACES = ("cache_dir", "learning_map", "root", "split")
 """Keys of data whose values may be paths."""
 
 

@@ -43,9 +43,8 @@ def scene_figure(
     figure.suptitle(style.drawable(title), fontsize=style.TITLE_PT, color=style.INK)
     axes = figure.subplots(len(layers), len(_AZIMUTHS_DEG), squeeze=False)
     colors_K3 = style.class_colors(len(classes)) / 255
-    shown = set[int]()
+    shown, hidden = set[int](), classes.index(_HIDDEN) if _HIDDEN in classes else -1
     for row, (name, labels_P) in zip(axes, layers.items(), strict=True):
-        hidden = classes.index(_HIDDEN) if _HIDDEN in classes else -1
         rows = _spread(np.flatnonzero((labels_P != hidden) & (labels_P >= 0)), _MOST_DRAWN)
         shown |= {*labels_P[rows].tolist()}
         for place, azimuth_deg in zip(row, _AZIMUTHS_DEG, strict=True):
@@ -63,6 +62,8 @@ def scene_figure(
         Line2D([], [], marker="o", linestyle="", color=tuple(colors_K3[k]), label=classes[k])
         for k in sorted(shown)
     ]
+    if hidden >= 0:
+        marks.append(Line2D([], [], linestyle="", label=f"{_HIDDEN} left out"))
     if marks:
         figure.legend(
             handles=marks, loc="outside right upper", fontsize=style.TICK_PT, frameon=False
