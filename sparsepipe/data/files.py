@@ -65,6 +65,8 @@ def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
 def explaining_file(path: Path, *, what: str, extra: str, remedy: str) -> Iterator[None]:
     """Turns errors of the block, which reads a user's file, into a DataError that names it.
 
+    If a package is missing, that is an UnreadableError.
+
     Args:
         path: the file.
         what: what is wrong with it, such as "is not a valid scene".
@@ -76,7 +78,7 @@ def explaining_file(path: Path, *, what: str, extra: str, remedy: str) -> Iterat
     except (DataError, MemoryError):
         raise
     except ImportError as error:
-        raise DataError(
+        raise UnreadableError(
             f"{path} needs the package {error.name}: {error}",
             remedy=f"run pip install 'sparsepipe[{extra}]', or convert the file to another format",
         ) from error

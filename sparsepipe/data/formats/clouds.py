@@ -1,4 +1,4 @@
-"""Readers of point clouds in numpy's formats, and in text with a point on each line.
+"""Readers of point clouds: in numpy's formats, LAS, PCD, and text with a point on each line.
 
 Shapes: Q points.
 """
@@ -6,7 +6,9 @@ Shapes: Q points.
 from __future__ import annotations
 
 import re
+import struct
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -83,6 +85,56 @@ def read_text_table(path: Path) -> tuple[list[str], NDArray[np.float64]]:
     names = [name.strip(" \"'").lower() for name in header.split(text.delimiter)]
     is_named = len(names) == text.width and {*"xyz"} <= {*names}
     return names if is_named else [], text.numbers()
+
+
+def read_las(path: Path) -> dict[str, NDArray[Any]]:
+    """Returns ``coord`` float64 [Q, 3] and all other dimensions [Q] of a ``.las`` or ``.laz`` file.
+
+    Raises:
+        ValueError: it is cut off, or its header is not valid.
+    """
+    with path.open("rb") as file:
+        head = file.read(247).ljust(247, b"\0")
+    size, start, records = struct.unpack_from("<HII", head, 94)
+    (extended,) = struct.unpack_from("<I", head, 243) if head[25] == 4 else (0,)
+    room = path.stat().st_size - max(start, size)
+    # Of a wrong number of records, laspy would read nothing after the file's end for hours.
+    if head[:4] != b"LASF" or room < 60 * extended or start < size + 54 * records:
+        raise ValueError("it has no valid header of a LAS file")
+    las = import_module("laspy").read(path)
+    if len(las.points) != las.header.point_count:
+        raise ValueError(
+            f"it is cut off after {len(las.points)} of {las.header.point_count} points"
+        )
+    names = [name for name in las.point_format.dimension_names if name not in ("X", "Y", "Z")]
+    return {"coord": las.xyz, **{name: np.asarray(las[name]) for name in names}}
+
+
+def read_pcd(path: Path) -> dict[str, NDArray[Any]]:
+    """Returns the fields [Q] of a ``.pcd`` file, packed colours as ``color`` uint8 [Q, 3].
+
+    Raises:
+        ValueError: it has no header or is cut off.
+    """
+    with path.open("rb") as file:
+        head = file.read(1 << 14)
+        if not all(word in head for word in (b"FIELDS", b"TYPE", b"POINTS", b"\nDATA ")):
+            raise ValueError("it has no header of a PCD file")
+    cloud = import_module("pypcd4").PointCloud.from_path(path)
+    if len(cloud.pc_data) != cloud.points:
+        raise ValueError(f"it is cut off after {len(cloud.pc_data)} of {cloud.points} points")
+    columns = {name: np.asarray(cloud.pc_data[name]) for name in cloud.fields}
+    for name in {"rgb", "rgba"} & columns.keys():
+        packed_Q = columns.pop(name).view(np.uint32)
+        columns["color"] = np.stack([packed_Q >> 16, packed_Q >> 8, packed_Q], 1).astype(np.uint8)
+    return columns
+
+
+def read_pcd_points(path: Path) -> NDArray[Any]:
+    """Returns the finite points [Q, 3] of a ``.pcd`` file; ordered clouds have others as well."""
+    fields = read_pcd(path)
+    points_Q3: NDArray[Any] = np.column_stack([fields[axis] for axis in "xyz"])
+    return points_Q3.compress(np.isfinite(points_Q3).all(axis=1), axis=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,11 @@ from sparsepipe.data.scenes.augment import SceneAugment, crop, mixed
 from sparsepipe.data.scenes.reader import SceneReader, Value
 from sparsepipe.data.scenes.scene import Scene, SceneVoxels, class_counts
 from sparsepipe.data.scenes.sources import SceneSet
+from sparsepipe.errors import DataError
 from sparsepipe.sparse import SparseTensor, sparse_collate
 from sparsepipe.utils.arguments import Count, CountFrom0, Seed, checked
 from sparsepipe.utils.files import expanded
+from sparsepipe.utils.reading import explained
 
 Metres = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _SIDE = 64
@@ -223,7 +225,9 @@ class SceneDataset(Dataset[dict[str, Any]]):
         scene = self._scene(index, rng)
         if self.augment is not None and self.augment.enabled and rng.random() < self.augment.mix:
             scene = mixed(scene, self._scene(int(rng.choice(self.indices_S)), rng))
-        coords_N3, feats_NC, rows_P = self.voxels.voxelise(scene)
+        path = Path(self.scenes.files[index])
+        with explained(path, "scene", error=DataError, remedy="replace it, or leave it out"):
+            coords_N3, feats_NC, rows_P = self.voxels.voxelise(scene)
         counts_NK = class_counts(
             rows_P, scene.labels_P, num_voxels=len(coords_N3), num_classes=self.num_classes
         )

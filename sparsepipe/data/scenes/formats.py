@@ -17,7 +17,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from sparsepipe.data.files import check_regular, explaining_file
-from sparsepipe.data.formats.clouds import read_text_table
+from sparsepipe.data.formats.clouds import read_las, read_pcd, read_text_table
 from sparsepipe.data.formats.ply import read_elements
 
 Columns = Mapping[str, NDArray[Any]]
@@ -31,30 +31,6 @@ _NAMES: dict[str, dict[int, tuple[str, ...]]] = {
     "": {6: (*_XYZ, *_RGB)},
 }
 """Names of the columns of formats without names, by suffix and number of columns."""
-
-
-def _las(path: Path) -> Columns:
-    las = import_module("laspy").read(path)
-    if len(las.points) != las.header.point_count:
-        raise ValueError(
-            f"it is cut off after {len(las.points)} of {las.header.point_count} points"
-        )
-    names = [name for name in las.point_format.dimension_names if name not in ("X", "Y", "Z")]
-    return {"coord": las.xyz, **{name: np.asarray(las[name]) for name in names}}
-
-
-def _pcd(path: Path) -> Columns:
-    with path.open("rb") as file:
-        if b"\nDATA " not in file.read(1 << 14):
-            raise ValueError("it has no header of a PCD file")
-    cloud = import_module("pypcd4").PointCloud.from_path(path)
-    if len(cloud.pc_data) != cloud.points:
-        raise ValueError(f"it is cut off after {len(cloud.pc_data)} of {cloud.points} points")
-    columns = {name: np.asarray(cloud.pc_data[name]) for name in cloud.fields}
-    for name in {"rgb", "rgba"} & columns.keys():
-        packed_P = columns.pop(name).view(np.uint32)
-        columns["color"] = np.stack([packed_P >> 16, packed_P >> 8, packed_P], 1).astype(np.uint8)
-    return columns
 
 
 def _ply(path: Path) -> Columns:
@@ -110,11 +86,11 @@ READERS: dict[str, Callable[[Path], Columns]] = {
     ".csv": _text,
     ".h5": _h5,
     ".hdf5": _h5,
-    ".las": _las,
-    ".laz": _las,
+    ".las": read_las,
+    ".laz": read_las,
     ".npy": _npy,
     ".npz": _npz,
-    ".pcd": _pcd,
+    ".pcd": read_pcd,
     ".ply": _ply,
     ".pts": _text,
     ".txt": _text,

@@ -68,8 +68,12 @@ class SceneReader:
             remedy = "set data.learning_map to a YAML file with a class number for each label"
             with explained(path, "learning map", error=ConfigError, remedy=remedy):
                 names, numbers = _learning_map(parse_yaml(read_text(path)))
-            object.__setattr__(self, "learning_map", numbers)
             object.__setattr__(self, "classes", self.classes or names)
+        else:
+            numbers = self.learning_map or {}
+        # Keys are text in JSON.
+        whole = {int(n) if str(n).lstrip("-").isdecimal() else n: numbers[n] for n in numbers}
+        object.__setattr__(self, "learning_map", whole or None)
 
     def __call__(self, path: Path) -> Scene:
         """Returns the scene of a file or folder, with class numbers as labels.

@@ -5,6 +5,7 @@ Shapes: S scenes of a split, P points, C channels.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
@@ -103,6 +104,7 @@ class SceneFolder:
             or of folders around them. Without ``train`` there, all others are for training.
         group: regular expression. Scenes in whose paths it finds the same text belong together: a
             share has all of them or none. None: each scene is a group.
+        pattern: pattern of the paths of scenes, relative to ``root``; others are left out.
     """
 
     def __init__(
@@ -113,15 +115,17 @@ class SceneFolder:
         cache: CacheSettings,
         split: float | str | Mapping[str, Any] | None = None,
         group: str | None = None,
+        pattern: str = "*",
     ) -> None:
         where_from = f"scenes are files of {', '.join(READERS)}, or folders of one scene each"
         self.root = require_root(root, what="a folder of scenes", where_from=where_from)
         self._reader, self._cache, self._split, self._group = reader, cache, split, group
+        self._pattern = pattern
 
     @cached_property
     def _names(self) -> Mapping[Part, Sequence[str]]:
         """Paths of the scenes of each part, relative to the root, with forward slashes."""
-        names, split = scene_names(self.root), self._split
+        names, split = fnmatch.filter(scene_names(self.root), self._pattern), self._split
         if isinstance(split, str):
             given = expanded(split)
             path = given if given.exists() else self.root / given
@@ -143,7 +147,7 @@ class SceneFolder:
         if not found["train"]:
             raise DataError(
                 f"{self.root} has {len(names)} scenes, but none for training",
-                remedy="correct data.split",
+                remedy="correct data.split or data.source.pattern",
             )
         return found
 

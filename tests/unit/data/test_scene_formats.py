@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparsepipe.config.build import build_data
 from sparsepipe.data.scenes import read_scene
 from sparsepipe.errors import DataError
+from tests.support.command_line import composed
 
 POINTS = 500
 RNG = np.random.default_rng(5)
@@ -204,3 +207,75 @@ def test_a_damaged_file_is_refused_by_name(case: Case, damage: str, tmp_path: Pa
     with pytest.raises(DataError) as caught:
         read_scene(path, columns=case.columns, classes=S3DIS)
     assert str(path) in caught.value.message
+
+
+def pointcept_rooms(root: Path) -> None:
+    for folder in ("train", "val", "test"):
+        (root / folder).mkdir(parents=True)
+        pointcept(root / folder / f"scene_{folder}")
+        (root / folder / f"scene_{folder}" / "segment.npy").rename(
+            root / folder / f"scene_{folder}" / "segment20.npy"
+        )
+    (root / "test" / "scene_test" / "segment20.npy").unlink()
+
+
+def kitti_sequences(root: Path) -> None:
+    for sequence in ("00", "01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "11"):
+        kitti(root / "sequences" / sequence / "velodyne" / "000000.bin")
+        label = root / "sequences" / sequence / "labels" / "000000.label"
+        (np.array([0, 10, 40, 252, 81])[LABEL] | 7 << 16).astype("<u4").tofile(label)
+    label.unlink()  # those of the test are secret
+
+
+def parts_of_shapes(root: Path) -> None:
+    (root / "train_test_split").mkdir(parents=True)
+    (root / "synsetoffset2category.txt").write_text("Airplane\t02691156\n")
+    for number, split in enumerate(("train", "val", "test")):
+        path = root / "02691156" / f"{number}.txt"
+        path.parent.mkdir(exist_ok=True)
+        text(path, (COORD, NORMAL, LABEL), "%.6f")
+        names = json.dumps([f"shape_data/02691156/{number}"])
+        (root / "train_test_split" / f"shuffled_{split}_file_list.json").write_text(names)
+
+
+def areas(root: Path) -> None:
+    for area in (1, 5):
+        s3dis(root / f"Area_{area}" / "office_1")
+    text(root / "Area_1" / "office_1" / "Annotations" / "stairs_1.txt", (COORD, COLOR), "%.3f")
+    (root / "Area_1" / "Area_1_alignmentAngle.txt").write_text("office_1 0\n")
+
+
+@pytest.mark.parametrize(
+    ("group", "layout", "counts", "classes", "tested"),
+    [
+        ("scannet", pointcept_rooms, (1, 0, 1), 20, "val/scene_val"),
+        ("semantic_kitti", kitti_sequences, (10, 0, 1), 19, "08/velodyne/000000.bin"),
+        ("shapenet_part", parts_of_shapes, (1, 1, 1), 5, "02691156/2.txt"),
+        ("s3dis", areas, (1, 0, 1), 13, "Area_5/office_1"),
+    ],
+)
+def test_layouts_of_published_data(
+    group: str,
+    layout: Write,
+    counts: tuple[int, ...],
+    classes: int,
+    tested: str,
+    tmp_path: Path,
+) -> None:
+    layout(tmp_path / "root")
+    settings = (f"data={group}", f"data.root={tmp_path}/root", "data.num_workers=0")
+    data: Any = build_data(composed(*settings, f"data.cache_dir={tmp_path}/cache"))
+    data.setup()
+    assert (data.num_train, data.num_val, len(data.samples("test").files)) == counts
+    assert len(data.classes) == classes
+    assert data.samples("test").files[0].endswith(tested)
+    (batch,) = data.test_dataloader()
+    assert batch["input"].feats.shape[1] == data.in_channels
+    expected = np.bincount(LABEL, minlength=classes)
+    if group == "semantic_kitti":
+        expected = np.zeros(19)
+        expected[[0, 8, 18]] = [
+            (LABEL == 1).sum() + (LABEL == 3).sum(),
+            *np.bincount(LABEL)[[2, 4]],
+        ]
+    assert batch["label"].feats.sum(0).tolist() == expected.tolist()
