@@ -9,6 +9,7 @@ Lengths are in metres, and z is up. A position on the floor is a complex number,
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -68,7 +69,7 @@ class _Room:
         self.sides = x, y = between(rng, 3.5, 7), between(rng, 3.2, 6)
         self.walls: list[_Frame] = [(0, 1), (x, 1j), (x + y * 1j, -1), (y * 1j, -1j)]
         self.parts, self.seen = list[Part](), list[tuple[float, ...]]()  # label and look of each
-        self.looks = dict[str, list[list[float]]]()
+        self.looks = defaultdict[str, list[list[float]]](list)
         self.taken = np.empty((0, 4))  # of the floor: lowest x and y, highest x and y
         self.spans: list[list[tuple[float, float]]] = [[], [], [], []]  # of each wall
         self.holes: list[list[tuple[float, float, float, float]]] = [[], [], [], []]  # in x, z
@@ -78,17 +79,17 @@ class _Room:
 
         All parts of the building with one ``look`` have the same colour.
         """
-        rng, label, look = self.rng, ROOM_CLASSES.index(name), look or name
-        if look not in self.looks or label > 6:
-            palette, self.looks[look] = _PALETTES[look].split(), []
+        rng, label, (origin, turn) = self.rng, ROOM_CLASSES.index(name), frame
+        looks = self.looks[look or name] if label < 7 else []
+        if not looks:
+            palette = _PALETTES[look or name].split()
             wave_3 = rng.normal(size=3) * between(rng, 5, 50) * chance(rng, 0.6)
             for _ in range(2):
                 colors = _COLORS[palette[count(rng, 0, len(palette) - 1)]].split()
                 color_3 = np.array([*bytes.fromhex(colors[count(rng, 0, len(colors) - 1)])]) / 255
                 color_3 = np.clip(color_3 + rng.normal(0, 0.04, 3), 0.03, 0.97)
                 returned = 0.4 if look == "pane" else 0.55 if color_3.max() < 0.15 else 0.97
-                self.looks[look].append([*color_3, *wave_3, returned])
-        (origin, turn), looks = frame, self.looks[look]
+                looks.append([*color_3, *wave_3, returned])
         for part in parts:
             turned = solids.turned(part, float(np.angle(turn)))
             self.parts.append(solids.moved(turned, (origin.real, origin.imag, 0)))
@@ -150,7 +151,7 @@ def make_room(rng: np.random.Generator) -> dict[str, NDArray[Any]]:
     corners_T33 = np.concatenate([part.vertices_V3[part.faces_F3] for part in room.parts])
     seen_T8 = np.repeat(room.seen, [len(part.faces_F3) for part in room.parts], axis=0)
     label_T, looks_T7 = seen_T8[:, 0], seen_T8[:, 1:]
-    # The scanner stands clear of furniture, or above it where there is no such place.
+    # The scanner stands clear of furniture, as far as there are such places.
     places_N2 = rng.uniform(0.5, 1, (60, 2)) * (np.array(room.sides) - 0.5)
     ground_N14 = np.hstack([places_N2, -places_N2])[:, None]
     gaps_N = (room.taken * [1, 1, -1, -1] - ground_N14).max(axis=2).min(axis=1)
@@ -159,10 +160,8 @@ def make_room(rng: np.random.Generator) -> dict[str, NDArray[Any]]:
     step, scans = between(rng, 1.6, 2.2), list[dict[str, NDArray[Any]]]()
     lamp_3 = np.array([*rng.uniform(0.2, 0.8, 2) * room.sides, room.height - 0.3])
     for place in clear[np.linspace(0, len(clear) - 1, count(rng, 2, 4)).astype(int)]:
-        stand_3 = [*places_N2[place], between(rng, 1.2, 1.8) if gaps_N[place] > 0.25 else 2.2]
-        rows_P, found = scan(
-            corners_T33, looks_T7, np.array(stand_3), rng, lamp_3=lamp_3, step_deg=step
-        )
+        stand_3 = np.array([*places_N2[place], between(rng, 1.2, 1.8)])
+        rows_P, found = scan(corners_T33, looks_T7, stand_3, rng, lamp_3=lamp_3, step_deg=step)
         found["coord"] += rng.normal(0, 0.004, 3).astype(np.float32)  # is not quite registered
         scans.append({**found, "label": label_T[rows_P].astype(np.uint8)})
     columns = {name: np.concatenate([each[name] for each in scans]) for name in scans[0]}
@@ -243,7 +242,7 @@ def _shell(room: _Room) -> None:
 
 
 def _hangings(room: _Room) -> None:
-    """Boards and pictures, which are clutter."""
+    """Boards, and pictures, which are clutter."""
     rng = room.rng
     for name, most, size in (("board", 2, 1.0), ("clutter", 4, 0.4)):
         for _ in range(count(rng, 0, most)):
@@ -325,7 +324,7 @@ def _cases(room: _Room) -> None:
 
 
 def _clutter(room: _Room) -> None:
-    """Cabinets, lamps, vessels, boxes and bins on the floor, and lamps below the ceiling."""
+    """Cabinets, trolleys, lamps and boxes on the floor, and lamps below the ceiling."""
     rng, height = room.rng, room.height
     kinds = furniture.cabinet, furniture.dresser, furniture.trolley, furniture.lamp
     for _ in range(count(rng, 1, 5)):
