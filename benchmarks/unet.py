@@ -37,6 +37,7 @@ from torch.nn import functional as F
 
 from sparsepipe import models, sparse
 from sparsepipe.models.convert import converted
+from sparsepipe.utils.process import keep_freed_memory
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.spconv_unet import SpconvUNet
@@ -128,7 +129,7 @@ def step_of(network: nn.Module, scene: sparse.SparseTensor) -> Callable[[], None
     def run() -> None:
         out = network(fresh(scene))
         logits_NK = out.feats if isinstance(out, sparse.SparseTensor) else out
-        F.cross_entropy(logits_NK, label_N).backward()
+        F.cross_entropy(logits_NK, label_N).backward()  # type: ignore[no-untyped-call]
         network.zero_grad()
 
     return run
@@ -159,6 +160,7 @@ def main() -> None:
     parser.add_argument("--no-spconv", action="store_true")
     parser.add_argument("--profile", action="store_true", help="print where one step's time goes")
     args = parser.parse_args()
+    keep_freed_memory()  # as trainings do
     scene = make_scene(args.size, args.seed)
     torch.manual_seed(args.seed)
     network = getattr(models, args.network)(CLASSES, in_channels=FEATURES)

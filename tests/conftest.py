@@ -56,7 +56,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(autouse=True)
 def _products_as_torch_has_them() -> None:
-    """Undoes what a run in this process, which never does itself, has set."""
+    """Restores torch's defaults for products, which a run in this process leaves set."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = True

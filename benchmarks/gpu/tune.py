@@ -4,9 +4,10 @@
     python benchmarks/gpu/tune.py --dry-run            # what would be timed; needs no GPU
 
 A row of the table holds for an architecture, bits of a feature, kind of kernel, channels rounded up
-to powers of 2, and bits of the number of rows. Each is timed on shells of voxels, about as many as
-the levels of sparse VGG16-BN have at 50^3; the fastest of all candidates is kept. Rows of other
-architectures stay.
+to powers of 2, and bits of the number of rows; the nearest of these serve for others. Each is timed
+on shells of voxels, about as many as the levels of sparse VGG16-BN have at 50^3, batch 64, with the
+weights as the passes give them; the fastest of all candidates is kept. All are compiled side by
+side first. Rows of other architectures stay.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
-import math
+import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -24,7 +27,7 @@ from torch import Tensor
 from sparsepipe.sparse import KernelSpec, SparseTensor
 from sparsepipe.sparse.backends.triton import configurations, convolution, weights
 from sparsepipe.sparse.backends.triton.configurations import TABLE, Configuration, Kind
-from sparsepipe.sparse.backends.triton.tiles import output_tiles, pairs
+from sparsepipe.sparse.backends.triton.tiles import TILE_ROWS, output_tiles, pairs
 from sparsepipe.sparse.kernel_map import KernelMap
 
 LEVELS = [  # sites at batch 64, input and output channels
@@ -36,15 +39,13 @@ LEVELS = [  # sites at batch 64, input and output channels
 ]
 DTYPES = (torch.bfloat16, torch.float32)
 WARM_UP, REPEATS = 3, 10
-KINDS: tuple[Kind, ...] = ("pass", "weights")
 WINDOW = KernelSpec.of(3)
 
 
-def candidates(kind: Kind, bits: int) -> Iterator[Configuration]:
+def candidates(bits: int) -> Iterator[Configuration]:
     """Yields block sizes worth a try; those that the card cannot run are left out later."""
-    reduced = (32, 64, 128) if bits == 16 else (16, 32, 64)
-    rows = (64,) if kind == "pass" else (64, 128)
-    for sizes in itertools.product(rows, (64, 128, 256), reduced, (4, 8), (3, 4, 5, 6)):
+    reduced = (32, 64) if bits == 16 else (16, 32)
+    for sizes in itertools.product(TILE_ROWS, (64, 128, 256), reduced, (4, 8), (3, 5, 7)):
         yield Configuration(*sizes)
 
 
@@ -78,25 +79,35 @@ def time_ms(run: Any) -> float:
 def fastest(
     kind: Kind, feats: Tensor, grad: Tensor, kernel: Tensor, found: KernelMap
 ) -> tuple[float, Configuration]:
-    """The configuration with the shortest time, and its milliseconds."""
-    best = math.inf, Configuration(64, 64, 32, 4, 3)
-    for each in candidates(kind, 8 * feats.element_size()):
-        module: Any = convolution if kind == "pass" else weights
-        module.configuration = lambda *_, each=each: each
+    """The fewest milliseconds, and the configuration that takes them."""
+    module: Any = convolution if kind == "pass" else weights
+    chosen = threading.local()
+    module.configuration = lambda *_: chosen.each
+
+    def run(each: Configuration) -> str:
+        chosen.each = each
         try:
             if kind == "pass":
-                took = time_ms(
-                    lambda: convolution.add_products(feats, kernel, None, output_tiles(found))
-                )
+                convolution.add_products(feats, kernel, None, found, to="outputs")
             else:
-                took = time_ms(lambda: weights.weight_gradient(feats, grad, kernel, found))
+                weights.weight_gradient(feats, grad, kernel, found)
         except Exception as error:  # too much shared memory, for instance
-            print(f"  {each}: {type(error).__name__}")
-            continue
-        if took < best[0]:
-            best = took, each
+            return type(error).__name__
+        return ""
+
+    for rows in TILE_ROWS:
+        output_tiles(found, rows)
+    every = list(candidates(8 * feats.element_size()))
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # first runs compile
+            faults = list(pool.map(run, every))
+        for each, fault in zip(every, faults, strict=True):
+            if fault:
+                print(f"  {each}: {fault}")
+        able = [each for each, fault in zip(every, faults, strict=True) if not fault]
+        return min((time_ms(lambda each=each: run(each)), each) for each in able)
+    finally:
         module.configuration = configurations.configuration
-    return best
 
 
 def main() -> None:
@@ -106,8 +117,7 @@ def main() -> None:
     if parser.parse_args().dry_run:
         for count, layers in LEVELS:
             print(f"{count:,} sites: channels {layers}, in {', '.join(map(str, DTYPES))}")
-        numbers = [len(list(candidates(kind, 16))) for kind in KINDS]
-        print(f"candidates of a pass: {numbers[0]}, of a weight gradient: {numbers[1]}")
+        print(f"candidates for each: {len(list(candidates(16)))}")
         return
     major, minor = torch.cuda.get_device_capability()
     name = f"sm_{major}{minor}"
@@ -123,10 +133,17 @@ def main() -> None:
             feats = torch.randn(len(x), channels, device="cuda").to(dtype)
             grad = torch.randn(len(x), width, device="cuda").to(dtype)
             kernel = torch.randn(27, channels, width, device="cuda").to(dtype)
-            for kind in KINDS:
-                took, best = fastest(kind, feats, grad, kernel, found)
+            # In the gradient of features, and in float32 in both passes, weights are transposed.
+            tried: list[tuple[Kind, Tensor, Tensor]] = [("weights", feats, kernel)]
+            if dtype == torch.float32 or channels == width:
+                kernel = kernel.transpose(1, 2).contiguous().transpose(1, 2)
+            tried.append(("pass", feats, kernel))
+            if channels != width:
+                tried.append(("pass", grad, kernel.transpose(1, 2)))
+            for kind, given, by in tried:
+                took, best = fastest(kind, given, grad, by, found)
                 bits = 8 * feats.element_size()
-                key = (name, bits, kind, channels, width, len(x).bit_length())
+                key = (name, bits, kind, *by.shape[1:], len(x).bit_length())
                 values = (best.rows, best.columns, best.reduced, best.warps, best.stages)
                 rows[tuple(map(str, key))] = [*map(str, (*key, *values))]
                 print(f"{key}: {took:.3f} ms with {best}", flush=True)

@@ -93,7 +93,7 @@ _NAMES_IN_IDENTITY = {
     "sparsepipe.tasks.train.Train": "sparsepipe.experiment.train.train",
     "sparsepipe.sparse.AutoBackend": "sparsepipe.sparse.NativeBackend",
 }
-"""Targets by another name in identities: tasks have moved to other modules, and on a CPU the
+"""Targets under another name in identities: tasks have moved to other modules, and on a CPU the
 automatic backend is the native one, which was the default before.
 """
 
@@ -232,7 +232,9 @@ class RunSpec(Config):
         flat = flatten(self._values)
         drops = (*NOT_IDENTITY, *getattr(self.task.locate(), "not_identity", ()))
         return {
-            key: _NAMES_IN_IDENTITY.get(value, value) if key.endswith("_target_") else value
+            key: _NAMES_IN_IDENTITY.get(value, value)
+            if key.rpartition(".")[2] == "_target_"
+            else value
             for key, value in flat.items()
             if not is_below(key, drops) and not (key in _LEFT_OUT_AT and _LEFT_OUT_AT[key] == value)
         }

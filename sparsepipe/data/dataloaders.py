@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence, Sized
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -154,12 +155,15 @@ def make_loader(
     batch_size: int,
     num_workers: int,
     collate: Callable[[Sequence[dict[str, Any]]], dict[str, Any]],
+    keeps_memory: bool = False,
 ) -> DataLoader[dict[str, Any]]:
     """Returns a loader of collated batches.
 
     Workers start with ``forkserver``, or ``spawn`` where that is not available, because forking the
     training process is unsafe once autograd, OpenMP or gloo have started threads. Arguments are as
-    for ``DataLoader``; ``collate``, its ``collate_fn``, is pickled for workers.
+    for ``DataLoader``; ``collate``, its ``collate_fn``, is pickled for workers. With
+    ``keeps_memory`` workers keep the memory of earlier batches: each batch would wait for fresh
+    pages, but large ones would stay at their peak.
     """
     methods = multiprocessing.get_all_start_methods()
     method = "forkserver" if "forkserver" in methods else "spawn"
@@ -172,7 +176,7 @@ def make_loader(
         pin_memory=torch.cuda.is_available(),
         multiprocessing_context=method if num_workers else None,
         persistent_workers=num_workers > 0,
-        worker_init_fn=_start_worker,
+        worker_init_fn=partial(_start_worker, keeps_memory=keeps_memory),
     )
 
 
@@ -186,10 +190,11 @@ def import_once_for_workers() -> None:
         multiprocessing.set_forkserver_preload(["__main__", *loaded])
 
 
-def _start_worker(worker: int) -> None:
+def _start_worker(worker: int, *, keeps_memory: bool) -> None:
     """Limits torch to one thread in a loader worker, which ends when its parent process ends."""
     del worker  # nothing random depends on which worker reads a sample
     torch.set_num_threads(1)
-    keep_freed_memory()  # each batch would wait for fresh pages
+    if keeps_memory:
+        keep_freed_memory()
     # Torch checks for the parent only every few seconds, and never while a worker reads.
     exit_with_parent()

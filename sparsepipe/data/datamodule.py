@@ -172,6 +172,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
             batch_size=self.batch_size,
             num_workers=self._num_workers,
             collate=self._collate,
+            keeps_memory=isinstance(dataset, ShapeDataset),
         )
 
 

@@ -81,16 +81,15 @@ class Clouds:
             yield slice(start, stop)
 
     def apply(self, operation: np.ufunc, values_B3: FloatArray) -> None:
-        """Replaces each cloud's points by ``operation(points, values)``, with its row of values.
-
-        ``values_B3``, float32, has a value for each axis, or one for all of them, [B, 1].
+        """Replaces each cloud's points by ``operation(points, values)``, where ``values`` is the
+        cloud's row of ``values_B3``, float32: a value for each axis, or one for all, [B, 1].
         """
         for part, values_3 in zip(self.parts(), values_B3, strict=True):
             points_3N = self.points_3T[:, part]
             operation(points_3N, values_3[:, None], out=points_3N)
 
     def keep(self, kept_T: NDArray[np.bool_], *, least: slice) -> None:
-        """Removes the points that are not to be kept; of a cloud without any, keeps ``least``."""
+        """Removes points that are not in ``kept_T``; a cloud without any keeps ``least``."""
         counts = list[int]()
         for part in self.parts():
             if not kept_T[part].any():

@@ -114,8 +114,10 @@ def prepare(run: ResolvedRun) -> ResolvedRun:
     if run.places != places_for(inventory, None, ranks=run.ranks, nodes=nodes):
         # Most runs take devices in the inventory's order; any other order gives another run id.
         known["devices"] = [places(inventory).index(place) for place in run.places]
+    if run.accelerator == "cuda":
+        known["matmul_precision"] = run.matmul_precision  # earlier runs had torch's own
     if run.accelerator == "cuda" and spec.backend and spec.backend.name == "AutoBackend":
-        known["backend"] = "auto"  # rounds unlike the native one, for which it stands on a CPU
+        known["backend"] = "auto"  # rounds differently from the native one, which it is on a CPU
     if (search := spec.plan_search) is not None:
         known["search"] = {**asdict(search), "profiles": profiles}
     elif automatic:

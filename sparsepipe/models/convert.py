@@ -18,6 +18,8 @@ from sparsepipe import sparse
 from sparsepipe.errors import ConfigError
 
 Library = Literal["minkowski", "torchsparse", "spconv"]
+Axes = Literal["xyz", "zyx"]
+"""Order of the columns of a network's coordinates after the batch."""
 _SPUNET = re.compile(
     r"(?:^|\.)(?P<part>conv_input|down|enc|up|dec|final)(?:\.(?P<level>\d+))?"
     r"(?:\.block(?P<block>\d+)\.(?P<shortcut>proj)?)?"
@@ -37,12 +39,15 @@ def library_of(weights: Mapping[str, Tensor]) -> Library | None:
 
 
 def converted(
-    weights: Mapping[str, Tensor], network: nn.Module, *, library: Library | None = None
+    weights: Mapping[str, Tensor],
+    network: nn.Module,
+    *,
+    library: Library | None = None,
+    axes: Axes | None = None,
 ) -> dict[str, Tensor]:
     """Returns a state dictionary of ``network`` with another library's ``weights``.
 
-    The first spatial column of a network's coordinates, after the batch, is the x of ours, as in
-    Pointcept. Shapes are not compared, so that a last layer for other classes can be left out.
+    Shapes are not compared, so that a last layer for other classes can be left out.
 
     Args:
         weights: tensors by name, as ``state_dict()`` of the other network returns them, in its
@@ -50,6 +55,8 @@ def converted(
             layers in the order in which they compute, and shortcuts after what they skip.
         network: the network of this package, such as :func:`.minkunet18` for MinkowskiEngine's.
         library: the library of ``weights``; None: :func:`library_of`.
+        axes: which columns the network's coordinates had; None: z, y, x for spconv, as in its own
+            examples, but x, y, z for Pointcept's SpUNet and for the other libraries.
 
     Raises:
         ConfigError: the two do not have the same normalisations and other layers with weights.
@@ -59,7 +66,9 @@ def converted(
     for name, value in weights.items():
         layer, _, leaf = name.rpartition(".")
         theirs.setdefault(layer.removesuffix(".bn"), {})[leaf] = value
-    if all(_SPUNET.search(name) for name in theirs):
+    is_spunet = all(_SPUNET.search(name) for name in theirs)
+    axes = axes or ("zyx" if library == "spconv" and not is_spunet else "xyz")
+    if is_spunet:
         theirs = {name: theirs[name] for name in sorted(theirs, key=_place)}
     kinds = sparse.Conv3d | nn.Linear | _NormBase
     ours = {name: each for name, each in network.named_modules() if isinstance(each, kinds)}
@@ -84,7 +93,7 @@ def converted(
                         f"{their_name} has {given} offsets, but {name} in its place {size}",
                         remedy="choose the model of the weights, with its settings",
                     )
-                own = own_kernel(value, library, size)
+                own = own_kernel(value, library, size, axes=axes)
                 is_linear = isinstance(module, nn.Linear)
                 key, own = (f"{name}.weight", own[0].t()) if is_linear else (f"{name}.kernel", own)
             elif leaf == "bias":
@@ -108,13 +117,17 @@ def _place(name: str) -> tuple[int, ...]:
     )
 
 
-def own_kernel(value: Tensor, library: Library | None, size: Sequence[int]) -> Tensor:
+def own_kernel(
+    value: Tensor, library: Library | None, size: Sequence[int], *, axes: Axes = "xyz"
+) -> Tensor:
     """Returns a kernel as ``Conv3d.kernel`` has it, [K, C_in, C_out], x fastest.
 
     Args:
-        value: [K, C_in, C_out] or, for one offset, [C_in, C_out]; spconv's [C_out, *size, C_in].
+        value: [K, C_in, C_out] or, for one offset, [C_in, C_out]; spconv's [C_out, ..., C_in] with
+            the sizes along ``axes`` between.
         library: the library that made it.
         size: number of offsets along x, y and z.
+        axes: see :func:`converted`; of spconv's alone.
 
     Raises:
         ConfigError: an even kernel of torchsparse with a size above 2, whose offsets differ
@@ -123,7 +136,7 @@ def own_kernel(value: Tensor, library: Library | None, size: Sequence[int]) -> T
     if value.dim() == 5:
         if max(size) == 1:  # spconv multiplies by these numbers in the order of [C_in, C_out]
             return value.reshape(1, value.shape[4], value.shape[0])
-        return value.permute(3, 2, 1, 4, 0).flatten(0, 2)
+        return value.permute(*((3, 2, 1) if axes == "xyz" else (1, 2, 3)), 4, 0).flatten(0, 2)
     x, y, z = size
     if library == "torchsparse" and x * y * z % 2 == 0:  # z fastest
         if max(size) > 2:

@@ -221,8 +221,8 @@ def _differences(
 
 
 def backend_name(spec: RunSpec, accelerator: str) -> str | None:
-    """Name of the backend that computes sparse layers; None without such layers, and where a GPU
-    chooses for itself.
+    """Name of the backend that computes sparse layers; None for a model without such layers, and
+    for ``auto`` on a GPU.
     """
     name = spec.backend.name if spec.backend else None
     return name if name != "AutoBackend" else "NativeBackend" if accelerator == "cpu" else None

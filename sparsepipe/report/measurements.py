@@ -18,7 +18,7 @@ def plain_rows(records: Iterable[Mapping[str, Any]]) -> list[Row]:
     rows: list[Row] = []
     for record in records:
         row = {key: value for key, value in record.items() if value is not None}
-        if row.get("hardware_accelerator") == "cpu":  # as before runs recorded it
+        if row.get("hardware_accelerator") == "cpu":  # earlier versions did not record it
             row.setdefault("matmul_precision", "highest")
         for key, value in row.items():
             if isinstance(value, str) and value[:1] in ("[", "{"):

@@ -13,12 +13,16 @@ from sparsepipe.sparse.layers import (
     Dropout,
     GlobalAvgPool,
     GlobalMaxPool,
+    InstanceNorm,
     InverseConv3d,
+    LayerNorm,
     Linear,
     MaxPool3d,
     PerVoxel,
     ReLU,
+    SqueezeExcite,
 )
+from sparsepipe.sparse.points import devoxelize, voxelize
 from sparsepipe.sparse.tensor import SparseTensor, add, cat, sparse_collate
 
 __all__ = [
@@ -32,17 +36,22 @@ __all__ = [
     "Dropout",
     "GlobalAvgPool",
     "GlobalMaxPool",
+    "InstanceNorm",
     "InverseConv3d",
     "KernelSpec",
+    "LayerNorm",
     "Linear",
     "MaxPool3d",
     "NativeBackend",
     "PerVoxel",
     "ReLU",
     "SparseTensor",
+    "SqueezeExcite",
     "add",
     "cat",
     "derived_tensors",
+    "devoxelize",
     "sparse_collate",
+    "voxelize",
     "watching_kernel_maps",
 ]

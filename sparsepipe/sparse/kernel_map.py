@@ -39,6 +39,11 @@ def watching_kernel_maps(watch: Callable[[], None]) -> Iterator[None]:
         _watchers.remove(watch)
 
 
+def are_watched() -> bool:
+    """Returns whether kernel maps are built in a block of :func:`watching_kernel_maps`."""
+    return bool(_watchers)
+
+
 @dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class CoordinateCache:
     """Coordinates of one level (sites of one stride), their index, kernel maps and derived levels.
@@ -190,8 +195,6 @@ class KernelMap:
     offset_N: Tensor | None = None
     turned_of: KernelMap | None = None
     _derived: dict[str, Any] = field(default_factory=dict, init=False)
-    _num_pairs: int | None = field(default=None, init=False)
-    _by_site: Tensor | None = field(default=None, init=False)
 
     @property
     def num_outputs(self) -> int:
@@ -201,10 +204,7 @@ class KernelMap:
     @property
     def num_pairs(self) -> int:
         """Number of (input, output) pairs over all offsets; read back from the device once."""
-        if self._num_pairs is None:
-            of = self.turned_of
-            self._num_pairs = of.num_pairs if of else int((self.neighbours_KM >= 0).sum())
-        return self._num_pairs
+        return self.derived("kernel map: pairs", lambda own: int((own.neighbours_KM >= 0).sum()))
 
     def turned(self) -> KernelMap:
         """Returns the map by which inputs read the outputs that read them, without an output level.
@@ -213,10 +213,8 @@ class KernelMap:
         window has none, since its map serves both directions, with offsets in reverse order.
         """
         assert not self.spec.is_symmetric
-        rows_KN = self.readers_KN
-        return KernelMap(
-            self.spec, rows_KN, num_inputs=self.num_outputs, output=None, turned_of=self
-        )
+        inputs = self.num_outputs
+        return KernelMap(self.spec, self.readers_KN, num_inputs=inputs, output=None, turned_of=self)
 
     @property
     def readers_KN(self) -> Tensor:
@@ -247,10 +245,11 @@ class KernelMap:
     @property
     def neighbours_MK(self) -> Tensor:
         """``neighbours_KM`` transposed, with N, the number of a row of padding, in place of -1."""
-        if self._by_site is None:
-            rows_KM = torch.where(self.neighbours_KM < 0, self.num_inputs, self.neighbours_KM)
-            self._by_site = rows_KM.t().contiguous()
-        return self._by_site
+        rows_KM, rows = self.neighbours_KM, self.num_inputs
+        return self.derived(
+            "kernel map: rows by site",
+            lambda _: torch.where(rows_KM < 0, rows, rows_KM).t().contiguous(),
+        )
 
     def derived(self, name: str, build: Callable[[KernelMap], T]) -> T:
         """Returns ``build(self)``, computed on first use and cached under ``name``."""
@@ -406,11 +405,15 @@ def build_transposed_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
     return KernelMap(spec, rows_KM, num_inputs=coords_N4.shape[0], output=output)
 
 
-def derived_tensors(caches: Iterable[CoordinateCache]) -> Iterator[Tensor]:
+def derived_tensors(
+    caches: Iterable[CoordinateCache], *, with_coordinates: bool = False
+) -> Iterator[Tensor]:
     """Yields each tensor in ``caches`` (of indices, kernel maps and gather plans) once.
 
-    Those of coarser levels are included, but not the coordinates. Caches may share levels.
+    Those of coarser levels are included, the coordinates only if asked for. Caches may share
+    levels.
     """
+    left_out = {"__weakref__", *(() if with_coordinates else ("coords_N4",))}
     waiting: list[Any] = list(caches)
     seen: set[int] = set()
     while waiting:
@@ -426,6 +429,4 @@ def derived_tensors(caches: Iterable[CoordinateCache]) -> Iterator[Tensor]:
             waiting += value
         else:  # classes of this package keep their attributes in slots
             names = getattr(value, "__slots__", ())
-            waiting += [
-                getattr(value, name) for name in names if name not in ("coords_N4", "__weakref__")
-            ]
+            waiting += [getattr(value, name) for name in names if name not in left_out]

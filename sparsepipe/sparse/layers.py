@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparsepipe.sparse.backends import Backend
 from sparsepipe.sparse.backends.auto import AutoBackend
-from sparsepipe.sparse.backends.native import NativeBackend
+from sparsepipe.sparse.backends.native import NativeBackend, sample_rows
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.tensor import SparseTensor
 
@@ -55,6 +55,10 @@ class ReLU(_RowWise, nn.ReLU):
     """Applies the rectified linear unit to features."""
 
 
+class LayerNorm(_RowWise, nn.LayerNorm):
+    """Normalises the channels of each voxel on their own."""
+
+
 class Linear(_RowWise, nn.Linear):
     """Applies the same linear map to the features of every voxel."""
 
@@ -83,9 +87,9 @@ class Conv3d(nn.Module):
     ``kernel`` is [K, in_channels, out_channels], where K is the number of offsets, x fastest; it is
     applied as cross-correlation. This is the layout of torchsparse and MinkowskiEngine, whose state
     dictionaries can be loaded (including kernels of one offset without a first axis, and biases of
-    shape [1, out_channels]); only torchsparse's kernels of size 2, ordered z fastest, must go
-    through ``backends.torchsparse.from_torchsparse`` first. Weights are initialised as in He et al.
-    2015, equation 10: normal with variance 2 / (K * in_channels); the bias is zero.
+    shape [1, out_channels]); only torchsparse's kernels of size 2, ordered z fastest, must be
+    converted first (``sparsepipe.models.converted``). Weights are initialised as in He et al. 2015,
+    equation 10: normal with variance 2 / (K * in_channels); the bias is zero.
 
     Sizes, stride and dilation are one int or (x, y, z); without a ``backend`` the fastest one that
     suits the device and dtype computes the layer (:class:`.AutoBackend`).
@@ -239,3 +243,72 @@ class GlobalAvgPool(GlobalMaxPool):
 
     def forward(self, x: SparseTensor) -> Tensor:
         return self.backend.global_avg_pool(x)
+
+
+class InstanceNorm(nn.Module):
+    """Normalises each channel of each sample over the voxels of the sample.
+
+    A sample of one voxel gets the bias. There are no running statistics. In 16 bits, mean and
+    variance are computed in float32.
+
+    Args:
+        num_features: number of channels.
+        eps: what is added to the variance.
+        affine: whether a learnt weight and bias of each channel follow.
+        backend: what computes means, as of :class:`GlobalMaxPool`.
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        eps: float = 1e-5,
+        affine: bool = True,
+        backend: Backend | None = None,
+    ) -> None:
+        super().__init__()
+        self.pool = GlobalAvgPool(backend=backend)
+        self.num_features = num_features
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
+
+    def forward(self, x: SparseTensor) -> SparseTensor:
+        wide = x.replace_feats(x.feats.to(torch.promote_types(x.dtype, torch.float32)))
+        mean_BC = self.pool(wide)
+        feats_NC = wide.feats - sample_rows(mean_BC, x.cache)
+        variance_BC = self.pool(wide.replace_feats(feats_NC.square()))
+        feats_NC = feats_NC * sample_rows((variance_BC + self.eps).rsqrt(), x.cache)
+        if self.weight is not None and self.bias is not None:
+            feats_NC = feats_NC * self.weight + self.bias
+        return x.replace_feats(feats_NC.to(x.dtype))
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}"
+
+
+class SqueezeExcite(nn.Module):
+    """Scales each channel of a sample by a factor in (0, 1) that a small network computes from the
+    means of all its channels (Hu et al. 2018).
+
+    Args:
+        channels: number of channels.
+        reduction: factor by which the small network's hidden layer is narrower, at least 1 channel.
+        backend: what computes means, as of :class:`GlobalMaxPool`.
+    """
+
+    def __init__(
+        self, channels: int, *, reduction: int = 16, backend: Backend | None = None
+    ) -> None:
+        super().__init__()
+        hidden = max(1, channels // reduction)
+        self.pool = GlobalAvgPool(backend=backend)
+        self.fc = nn.Sequential(
+            nn.Linear(channels, hidden), nn.ReLU(), nn.Linear(hidden, channels), nn.Sigmoid()
+        )
+
+    def forward(self, x: SparseTensor) -> SparseTensor:
+        return x.replace_feats(x.feats * sample_rows(self.fc(self.pool(x)), x.cache))

@@ -111,10 +111,14 @@ class SparseTensor:
 
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
         """Copies or converts as ``torch.Tensor.to`` does; a dtype applies to the features only."""
+        is_pinned = self.coords.is_pinned()
+        # Lightning asks for this with plain tensors only.
+        if is_pinned and not any(isinstance(each, bool) for each in args):
+            kwargs.setdefault("non_blocking", True)
         feats = self.feats.to(*args, **kwargs)
         # With non_blocking as a positional argument, the copy of the coordinates blocks.
         non_blocking = bool(kwargs.get("non_blocking", False))
-        if non_blocking and self.coords.is_pinned() and feats.is_cuda:
+        if non_blocking and is_pinned and feats.is_cuda:
             coords = copied_beside(self.coords, feats.device)  # of which maps are made beside, too
         else:
             coords = self.coords.to(feats.device, non_blocking=non_blocking)

@@ -145,7 +145,7 @@ class Predict(Task):
         found = differences(run.spec.to_dict(), run.training)
         if other := [each for each in found if each.key not in _FREE]:
             raise ConfigError(
-                f"files would not be prepared as in the training of {run.spec.checkpoint}: "
+                f"files would not be predicted as in the training of {run.spec.checkpoint}: "
                 + "; ".join(map(str, other)),
                 remedy="leave these settings out of the command, which then takes those of the "
                 "training",

@@ -136,8 +136,8 @@ class ProfileLayers(Task):
                 "machine with the GPUs",
             )
         words = words_of_device(find_device(inventory, self.device), inventory)
-        if (chosen := spec.trainer.matmul_precision) is not None:
-            words.append(f"matmul_precision {chosen}")
+        if (precision := spec.trainer.matmul_precision) is not None:
+            words.append(f"matmul_precision {precision}")
         others = OtherProfiles.of(self.plan, spec, inventory, others=self.beside or {})
         return ", ".join([ready_data(spec), *words, optimizer_words(spec), *others.words])
 

@@ -45,6 +45,7 @@ from sparsepipe.strategies import StagedStrategy
 from sparsepipe.tasks.task import ResolvedRun
 from sparsepipe.utils.files import write_json
 from sparsepipe.utils.host import git_commit, usable_cores
+from sparsepipe.utils.process import matmul_precision_on
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,10 @@ def write_result(run: ResolvedRun, values: Mapping[str, Any]) -> None:
             "hardware_memory_bytes": int(sum(memories)) if len(memories) == len(devices) else None,
             "machine_cores": usable_cores(),
             "threads_per_rank": torch.get_num_threads(),
-            "matmul_precision": run.matmul_precision,
+            # That of the devices that a task plans for, where it only plans.
+            "matmul_precision": matmul_precision_on(
+                inventory.accelerator, run.spec.trainer.matmul_precision
+            ),
             **versions(),
             **settings,
         },

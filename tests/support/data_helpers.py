@@ -44,7 +44,7 @@ def shapes_of(batches: Iterator[dict[str, Any]] | Any) -> dict[int, Shape]:
 class Unreadable(ShapeDataset):
     """Fails as a lost disk would."""
 
-    def __getitems__(self, accesses: object) -> dict[str, Any]:
+    def __getitem__(self, access: object) -> dict[str, Any]:
         raise DataError("the disk is gone", remedy="bring it back")
 
 

@@ -79,6 +79,36 @@ def convolution_distances(
     ]
 
 
+def transposed_distances(
+    case: Case, backend: Any, device: str = "cpu", *, to_like: bool
+) -> list[float]:
+    """As :func:`convolution_distances`, of a transposed or (``to_like``) an inverse convolution."""
+    random = torch.Generator().manual_seed(0)
+    coords = sites(case)
+    kernel = torch.randn(case.spec.volume, case.channels, case.width, generator=random)
+    bias = torch.randn(case.width, generator=random)
+    found = []
+    for to, dtype, by in ((device, case.dtype, backend), ("cpu", torch.float64, NATIVE)):
+        like = SparseTensor(
+            torch.ones(len(coords), 1, device=to, dtype=dtype), coords.to(to),
+            spatial_shape=case.extent, batch_size=3,
+        )  # fmt: skip
+        ones = torch.ones(case.spec.volume, 1, 1, device=to, dtype=dtype)
+        x = by.conv3d(like, ones, None, case.spec)
+        feats = torch.linspace(-1, 1, len(x) * case.channels).view(len(x), -1).sin()
+        whole = (feats, kernel, bias)[: 2 + case.has_bias]
+        leaves = [each.to(case.dtype).to(to, dtype).requires_grad_() for each in whole]
+        out = by.conv_transpose3d(
+            x.replace_feats(leaves[0]), leaves[1], leaves[2] if case.has_bias else None, case.spec,
+            like=like if to_like else None,
+        ).feats  # fmt: skip
+        pulled = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape)
+        found.append([out, *torch.autograd.grad(out, leaves, pulled.to(case.dtype).to(out))])
+    return [
+        distance(each.detach(), expected.detach()) for each, expected in zip(*found, strict=True)
+    ]
+
+
 def pool_distances(
     pool: Callable[[Any, SparseTensor], Any], backend: Any, case: Case, device: str = "cpu"
 ) -> list[float]:

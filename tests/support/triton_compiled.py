@@ -25,7 +25,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from sparsepipe.sparse import SparseTensor
-from sparsepipe.sparse.backends.triton import levels
+from sparsepipe.sparse.backends.triton import configurations, levels
 from sparsepipe.sparse.backends.triton.convolution import Convolution
 from sparsepipe.sparse.backends.triton.pooling import AveragePool, GlobalPool, MaxPool
 from sparsepipe.sparse.kernel_spec import KernelSpec
@@ -85,6 +85,8 @@ def main() -> None:
     JITFunction.run = note  # type: ignore[method-assign]
     channels = [(64, 64), (16, 16), (64, 128), (256, 256), (512, 512), (1, 64), (4, 32), (24, 40)]
     launch_all(channels, [torch.float16, torch.float32])
+    configurations._FEW_PROGRAMS = 1  # as on levels of many sites
+    launch_all([(128, 128), (256, 512)], [torch.float16, torch.float32])
     seen = set()
     for fn, given, options in launches:
         made = source(fn, given)

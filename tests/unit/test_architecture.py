@@ -142,7 +142,7 @@ NOT_LIGHTNINGS = {
     "_get_iterator", "_current_graph_task_id", "_is_torch_function_enabled",
     "_DisableTorchDispatch", "_Unpickler", "_engine_run_backward",
     "_are_functorch_transforms_active", "_global_backward_hooks", "_global_backward_pre_hooks",
-    "_input_metadata", "_saved_target",
+    "_input_metadata", "_saved_target", "_get_current_dispatch_mode",
 }  # fmt: skip
 """Private names of torch and others, which have their tests where they are used."""
 

@@ -5,7 +5,6 @@ Shape suffixes: N input sites, M output sites, K offsets, C channels, P pairs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,14 +36,9 @@ class NativeBackend:
         feats, kernel, bias = operands(x.feats, kernel, bias, spec)
         if spec.volume == 1 and spec.is_submanifold:  # a plain matrix product
             out = feats @ kernel[0]
-            output = x.cache
-        else:
-            kernel_map = x.cache.kernel_map(spec)
-            out = convolve(feats, kernel, kernel_map)
-            output = kernel_map.output or x.cache
-        if bias is not None:
-            out = out + bias
-        return at_level(x, out, output, spec)
+            return x.replace_feats(out if bias is None else out + bias)
+        found = self._kernel_map(feats, x.cache, spec)
+        return at_level(x, self._convolve(feats, kernel, bias, found), found.output, spec)
 
     def conv_transpose3d(
         self,
@@ -66,15 +60,40 @@ class NativeBackend:
             like: tensor on the inputs of the window, whose sites the result has; None: all sites
                 that the window reaches (:func:`.build_transposed_map`), or those of ``x`` where
                 the stride is 1.
+
+        Raises:
+            BackendError: the kernel does not fit.
+            CoordinateError: ``x`` is not on the outputs of the window over ``like``, or without
+                ``like`` has a stride that is not a multiple of the window's.
         """
         feats, kernel, bias = operands(x.feats, kernel, bias, spec)
-        if like is None and spec.is_submanifold:
-            like = x
-        found, like = opposite(x, like, spec)
-        if spec.is_symmetric:
+        if like is None and not spec.is_submanifold:
+            found = x.cache.kernel_map(spec, is_transposed=True)
+            out = self._convolve(feats, kernel, bias, found)
+            return at_level(x, out, found.output, spec, is_finer=True)
+        like = x if like is None else like
+        found = self._kernel_map(feats, like.cache, spec, is_turned=not spec.is_symmetric)
+        _check_outputs(x, like, found)
+        if spec.is_symmetric:  # its map is its own turned round, with offsets in reverse order
             return self.conv3d(like.replace_feats(feats), kernel.flip(0), bias, spec)
-        out = convolve(feats, kernel, found)
-        return like.replace_feats(out if bias is None else out + bias)
+        return like.replace_feats(self._convolve(feats, kernel, bias, found.turned()))
+
+    def _kernel_map(
+        self,
+        feats: Tensor,
+        cache: CoordinateCache,
+        spec: KernelSpec,
+        *,
+        is_turned: bool = False,
+    ) -> KernelMap:
+        """Returns a window's map; ``is_turned``: it will be turned round, which may be prepared."""
+        return cache.kernel_map(spec)
+
+    def _convolve(
+        self, feats: Tensor, kernel: Tensor, bias: Tensor | None, kernel_map: KernelMap
+    ) -> Tensor:
+        out = convolve(feats, kernel, kernel_map)
+        return out if bias is None else out + bias
 
     def max_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
         """See :class:`~sparsepipe.sparse.Backend`.
@@ -87,7 +106,7 @@ class NativeBackend:
             out = _MaxPool.apply(x.feats, kernel_map)  # type: ignore[no-untyped-call]
         else:
             out = x.feats.sum(0).expand(0, -1)
-        return at_level(x, out, kernel_map.output or x.cache, spec)
+        return at_level(x, out, kernel_map.output, spec)
 
     def avg_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
         """Takes, in each channel, the mean of the features of the input sites in each window."""
@@ -98,7 +117,7 @@ class NativeBackend:
             total = total.index_add(0, outputs_P, x.feats.index_select(0, inputs_P))
         counts_M = (kernel_map.neighbours_KM >= 0).sum(0)
         out = total / counts_M[:, None] if len(x) else x.feats.sum(0).expand(0, -1)
-        return at_level(x, out, kernel_map.output or x.cache, spec)
+        return at_level(x, out, kernel_map.output, spec)
 
     def global_max_pool(self, x: SparseTensor) -> Tensor:
         """Takes each sample's largest feature in each channel, [B, C]; 0 without sites.
@@ -110,9 +129,9 @@ class NativeBackend:
 
     def global_avg_pool(self, x: SparseTensor) -> Tensor:
         """Takes the mean of each sample's features, [B, C]; 0 for a sample without sites."""
-        rows_BL, counts_B = x.cache.samples()
-        out: Tensor = _GlobalMean.apply(x.feats, x.coords[:, 0], rows_BL, counts_B)  # type: ignore[no-untyped-call]
-        return out
+        _, counts_B = x.cache.samples()
+        total_BC: Tensor = _SampleSum.apply(x.feats, x.cache)  # type: ignore[no-untyped-call]
+        return total_BC / counts_B.clamp(min=1)[:, None].to(total_BC.dtype)
 
 
 def operands(
@@ -136,66 +155,52 @@ def operands(
 
 
 def at_level(
-    x: SparseTensor, feats: Tensor, level: CoordinateCache, spec: KernelSpec
+    x: SparseTensor,
+    feats: Tensor,
+    level: CoordinateCache | None,
+    spec: KernelSpec,
+    *,
+    is_finer: bool = False,
 ) -> SparseTensor:
-    """Returns ``feats`` on the sites of ``level``, the output level of the window over ``x``."""
-    if level is x.cache:
+    """Returns ``feats`` on the sites of ``level``, to which the window leads from ``x``.
+
+    ``level``: None for that of ``x``; ``is_finer``: whether the window was transposed.
+    """
+    if level is None:
         return x.replace_feats(feats)
-    stride = tuple(a * b for a, b in zip(x.stride, spec.stride, strict=True))
-    return _on(level, feats, stride)
-
-
-def _on(level: CoordinateCache, feats: Tensor, stride: Sequence[int]) -> SparseTensor:
-    shape, batch_size = level.spatial_shape, level.batch_size
+    strides = list(zip(x.stride, spec.stride, strict=True))
+    if is_finer and any(a % b for a, b in strides):
+        raise CoordinateError(
+            f"a tensor of stride {x.stride} has no level that is finer by {spec.stride}",
+            remedy="give the tensor its stride, in voxels of the finest grid to be reached",
+        )
+    sx, sy, sz = (a // b if is_finer else a * b for a, b in strides)
     return SparseTensor(
         feats,
         level.coords_N4,
-        stride=stride,
-        spatial_shape=shape,
-        batch_size=batch_size,
+        stride=(sx, sy, sz),
+        spatial_shape=level.spatial_shape,
+        batch_size=x.batch_size,
         cache=level,
     )
 
 
-def opposite(
-    x: SparseTensor,
-    like: SparseTensor | None,
-    spec: KernelSpec,
-    find: Callable[[CoordinateCache, KernelSpec], KernelMap] = CoordinateCache.kernel_map,
-) -> tuple[KernelMap, SparseTensor]:
-    """Returns the map from the outputs ``x`` of a window to its inputs, and a tensor on these.
-
-    The tensor is ``like``, or without channels where that is None; the map of a symmetric window is
-    its own. ``find``: what finds the map of the window over the sites of ``like``.
-
-    Raises:
-        CoordinateError: the sites of ``x`` are not the window's outputs on those of ``like``, or
-            without ``like`` the stride of ``x`` is not a multiple of the window's.
+def _check_outputs(x: SparseTensor, like: SparseTensor, kernel_map: KernelMap) -> None:
+    """Raises a CoordinateError unless ``x`` is on the outputs of a map over the sites of ``like``;
+    equal sites that are not the same tensor are compared, which waits for the device.
     """
-    if like is None:
-        found = x.cache.kernel_map(spec, is_transposed=True)
-        if any(a % b for a, b in zip(x.stride, spec.stride, strict=True)):
-            raise CoordinateError(
-                f"a tensor of stride {x.stride} has no finer level by a stride of {spec.stride}",
-                remedy="give the tensor the stride in voxels of the finest grid it is brought to",
-            )
-        assert found.output is not None
-        stride = tuple(a // b for a, b in zip(x.stride, spec.stride, strict=True))
-        return found, _on(found.output, x.feats.new_empty(found.num_outputs, 0), stride)
-    found = find(like.cache, spec)
-    level = found.output or like.cache
+    level, spec = kernel_map.output or like.cache, kernel_map.spec
     stride = tuple(a * b for a, b in zip(like.stride, spec.stride, strict=True))
-    needed = (found.num_outputs, stride, level.spatial_shape, like.batch_size)
-    if (len(x), x.stride, x.spatial_shape, x.batch_size) != needed or not (
+    needed = (stride, level.spatial_shape, like.batch_size)
+    if (x.stride, x.spatial_shape, x.batch_size) != needed or not (
         x.coords is level.coords_N4 or torch.equal(x.coords, level.coords_N4)
     ):
         raise CoordinateError(
             f"the sites of {x!r} are not those to which a window of size {spec.size}, stride "
             f"{spec.stride} and dilation {spec.dilation} leads from {like!r}",
-            remedy="give as second tensor one on the sites before the convolution or pooling that "
-            "led to those of the first, and the same size, stride and dilation",
+            remedy="give as second tensor one on the sites before the convolution that led to "
+            "those of the first, and the same kernel size, stride and dilation",
         )
-    return found if spec.is_symmetric else found.turned(), like
 
 
 def check_kernel_shape(feats: Tensor, kernel: Tensor, spec: KernelSpec) -> None:
@@ -317,18 +322,31 @@ class _GlobalMax(torch.autograd.Function):
         return grad[: ctx.num_rows], None, None
 
 
-class _GlobalMean(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, feats_NC: Tensor, batch_N: Tensor, rows_BL: Tensor, counts_B: Tensor
-    ) -> Tensor:
-        # Cached indices may be inference tensors, which cannot be saved for backward.
-        save(ctx, derived=(batch_N, counts_B))
-        total_BC = _by_sample(feats_NC, rows_BL, 0.0).sum(1)
-        return total_BC / counts_B.clamp(min=1)[:, None].to(total_BC.dtype)
+class _SampleSum(torch.autograd.Function):
+    """Sum of the rows of each sample [B, C], the adjoint of :class:`_SampleRows`."""
 
     @staticmethod
-    def backward(ctx: Any, grad_BC: Tensor) -> tuple[Tensor, None, None, None]:
-        _, (batch_N, counts_B) = saved(ctx)
-        share_BC = grad_BC / counts_B.clamp(min=1)[:, None].to(grad_BC.dtype)
-        return share_BC.index_select(0, batch_N), None, None, None
+    def forward(ctx: Any, feats_NC: Tensor, level: CoordinateCache) -> Tensor:
+        save(ctx, derived=level)
+        return _by_sample(feats_NC, level.samples()[0], 0.0).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BC: Tensor) -> tuple[Tensor, None]:
+        return sample_rows(grad_BC, saved(ctx)[1]), None
+
+
+class _SampleRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values_BC: Tensor, level: CoordinateCache) -> Tensor:
+        save(ctx, derived=level)
+        return values_BC.index_select(0, level.coords_N4[:, 0])
+
+    @staticmethod
+    def backward(ctx: Any, grad_NC: Tensor) -> tuple[Tensor, None]:
+        return _SampleSum.apply(grad_NC, saved(ctx)[1]), None  # type: ignore[no-untyped-call]
+
+
+def sample_rows(values_BC: Tensor, level: CoordinateCache) -> Tensor:
+    """Returns, for each site of ``level``, the values of its sample, [N, C]."""
+    out: Tensor = _SampleRows.apply(values_BC, level)  # type: ignore[no-untyped-call]
+    return out

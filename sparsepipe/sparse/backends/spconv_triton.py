@@ -14,7 +14,7 @@ from sparsepipe.errors import BackendError
 from sparsepipe.sparse.backends.convolution import differentiable_gradients
 from sparsepipe.sparse.backends.triton.backend import TritonBackend
 from sparsepipe.sparse.backends.triton.narrow import MOST_CHANNELS
-from sparsepipe.sparse.backends.triton.tiles import input_rows, input_tiles, output_tiles
+from sparsepipe.sparse.backends.triton.tiles import input_order, input_rows, output_order
 from sparsepipe.sparse.kernel_map import KernelMap
 from sparsepipe.sparse.saved_tensors import save, saved
 
@@ -23,10 +23,11 @@ _MASKS = [np.array([0xFFFFFFFF], np.uint32)]
 
 @dataclass(frozen=True)
 class SpconvTritonBackend(TritonBackend):
-    """Convolves with spconv-triton; kernel maps, narrow layers and pooling are those of Triton.
+    """Convolves with spconv-triton; kernel maps, narrow layers, inverse convolutions, and pooling
+    are those of Triton.
 
     spconv-triton times configurations at each new shape, so that the first steps are slow, and
-    another run may choose others and round otherwise.
+    another run may choose others and round differently.
 
     Raises:
         BackendError: spconv-triton is not installed.
@@ -41,11 +42,11 @@ class SpconvTritonBackend(TritonBackend):
                 remedy="install the extra spconv_triton, or use backend=auto",
             )
 
-    def _convolve(
+    def _multiply(
         self, feats: Tensor, kernel: Tensor, bias: Tensor | None, kernel_map: KernelMap
     ) -> Tensor:
-        if kernel.shape[1] <= MOST_CHANNELS:
-            return super()._convolve(feats, kernel, bias, kernel_map)
+        if kernel.shape[1] <= MOST_CHANNELS or kernel_map.turned_of:
+            return super()._multiply(feats, kernel, bias, kernel_map)
         out: Tensor = _Convolution.apply(feats, kernel, kernel_map)  # type: ignore[no-untyped-call]
         return out if bias is None else out + bias
 
@@ -53,14 +54,13 @@ class SpconvTritonBackend(TritonBackend):
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Tensor:
-        from spconv_triton.pytorch import ops
-
+        ops = _operations()
         save(ctx, feats_NC, kernel_KCD, derived=kernel_map)
         out: Tensor = ops.implicit_gemm(
             feats_NC,
             kernel_KCD.permute(2, 0, 1).contiguous(),
             kernel_map.neighbours_KM,
-            *_masked(kernel_map.neighbours_KM, output_tiles(kernel_map).order_M),
+            *_outputs(kernel_map),
             kernel_map.num_outputs,
             _MASKS,
             is_train=True,
@@ -71,8 +71,6 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        from spconv_triton.pytorch import ops
-
         (feats_NC, kernel_KCD), kernel_map = saved(ctx)
         if torch.is_grad_enabled():  # for a second derivative
             need_feats, need_kernel, _ = ctx.needs_input_grad
@@ -86,12 +84,8 @@ class _Convolution(torch.autograd.Function):
             )
             return (*grads, None)
         readers_KN = input_rows(kernel_map).sources_KM
-        masks, orders = zip(
-            _masked(kernel_map.neighbours_KM, output_tiles(kernel_map).order_M),
-            _masked(readers_KN, input_tiles(kernel_map).order_M),
-            strict=True,
-        )
-        grad_feats, grad_DKC = ops.implicit_gemm_backward(
+        masks, orders = zip(_outputs(kernel_map), _inputs(kernel_map), strict=True)
+        grad_feats, grad_DKC = _operations().implicit_gemm_backward(
             feats_NC,
             kernel_KCD.permute(2, 0, 1).contiguous(),
             grad_MD,
@@ -108,8 +102,31 @@ class _Convolution(torch.autograd.Function):
         return grad_feats, grad_DKC.permute(1, 2, 0), None
 
 
+def _operations() -> Any:
+    """Returns the library's functions, which multiply float32 as torch's setting says."""
+    from spconv_triton import constants
+    from spconv_triton.pytorch import ops
+
+    constants.SPCONV_ALLOW_TF32 = torch.get_float32_matmul_precision() != "highest"
+    return ops
+
+
+def _outputs(kernel_map: KernelMap) -> tuple[list[Tensor], list[Tensor]]:
+    return kernel_map.derived(
+        "spconv-triton's outputs",
+        lambda own: _masked(own.neighbours_KM, output_order(own)),
+    )
+
+
+def _inputs(kernel_map: KernelMap) -> tuple[list[Tensor], list[Tensor]]:
+    return kernel_map.derived(
+        "spconv-triton's inputs",
+        lambda own: _masked(input_rows(own).sources_KM, input_order(own)),
+    )
+
+
 def _masked(rows_KM: Tensor, order_M: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns what the library wants to know of rows: an order, and in it the bits of offsets."""
+    """Returns the masks and the order of rows, in the library's format."""
     bits_K = torch.arange(rows_KM.shape[0], dtype=torch.int32, device=rows_KM.device)
     masks_M = ((rows_KM >= 0).int() << bits_K[:, None]).sum(0, dtype=torch.int32)
     return [masks_M.index_select(0, order_M)], [order_M.int()]

@@ -120,3 +120,13 @@ def test_a_batch_holds_what_each_shape_has_alone(
                 found = x.coords if sparse else x[:, 0].nonzero()
                 np.testing.assert_array_equal(found.numpy(), expected_M4)
                 assert (x.feats == 1).all() if sparse else x.sum() == len(found)
+
+
+def test_a_subclass_has_samples_of_its_own(make_tree: Callable[..., Path], make_data: Any) -> None:
+    class Relabelled(ShapeDataset):
+        def __getitem__(self, access: Any) -> dict[str, Any]:
+            return {**super().__getitem__(access), "label": 77}
+
+    loader = make_data(make_tree(3), batch_size=2).train_dataloader()
+    loader.dataset.__class__ = Relabelled
+    assert next(iter(loader))["label"].tolist() == [77, 77]

@@ -59,7 +59,8 @@ def test_every_process_of_a_run_has_it(
         Path("notes").unlink(missing_ok=True)
         path, lines = job(*NOTING, *overrides), Path("notes").read_text().splitlines()
         assert len({line.partition(" ")[0] for line in lines}) == 1 + (words is RANKS)
-        assert {line.partition(" ")[2] for line in lines} == {f"{precision} True"}
+        expected = f"{precision} {precision != 'highest'}"
+        assert {line.partition(" ")[2] for line in lines} == {expected}
         assert read_json(path / "result.json")["matmul_precision"] == precision
         return path
 
@@ -67,8 +68,8 @@ def test_every_process_of_a_run_has_it(
     if words == ("parallel=single",):
         measured = ("task=evaluate", f"checkpoint={path}")
         check("medium", *measured)
-        other = read_json(check("high", *measured, f"{KEY}=high") / "result.json")
-        assert other["differs_from_training"] == f"{KEY}=high (trained with medium)"
+        other = read_json(check("highest", *measured, f"{KEY}=highest") / "result.json")
+        assert other["differs_from_training"] == f"{KEY}=highest (trained with medium)"
     if words is PROFILE:
         assert Profile.load(path / "profile.json").meta["matmul_precision"] == "medium"
         assert check("high", *words, f"{KEY}=high") != path

@@ -12,15 +12,19 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.sparse import (
     BatchNorm,
     Conv3d,
+    ConvTranspose3d,
     Dropout,
     GlobalAvgPool,
     GlobalMaxPool,
+    InstanceNorm,
     KernelSpec,
+    LayerNorm,
     Linear,
     MaxPool3d,
     PerVoxel,
     ReLU,
     SparseTensor,
+    SqueezeExcite,
 )
 from tests.support.sparse_references import Case
 
@@ -65,18 +69,23 @@ def test_networks_copy_and_pickle(x, clone):
         Dropout(0.5),
         GlobalMaxPool(),
         GlobalAvgPool(),
+        ConvTranspose3d(6, 4, 2, stride=(1, 2, 1)),
+        InstanceNorm(6),
+        LayerNorm(6),
+        SqueezeExcite(6),
     ],
     ids=str,
 )
 def test_a_tensor_first_used_for_inference_can_be_trained_on(layer):
     channels = 1 if isinstance(layer, Conv3d) and layer.in_channels == 1 else 6
     x = Case((8, 8, 8), 3, 0.2, channels, 2, KernelSpec.of(3), seed=0).tensor(torch.float32)
+    x.stride = (1, 2, 1)
     with torch.inference_mode():
         layer(x)
     feats = x.feats.clone().requires_grad_()
     out = layer(x.replace_feats(feats))
     out = out.feats if isinstance(out, SparseTensor) else out
-    out.square().sum().backward()
+    out.pow(3).sum().backward()
     assert feats.grad.isfinite().all()
     assert feats.grad.any()
 
@@ -118,6 +127,7 @@ def test_impossible_windows(kwargs):
         (ReLU(), nn.ReLU()),
         (Linear(3, 2), nn.Linear(3, 2)),
         (BatchNorm(3), nn.BatchNorm1d(3)),
+        (LayerNorm(3), nn.LayerNorm(3)),
         (PerVoxel(nn.PReLU(3)), nn.Sequential(OrderedDict(module=nn.PReLU(3)))),
     ],
 )
@@ -143,6 +153,75 @@ def test_batch_norm_of_a_batch_without_variance(rows):
     assert norm.weight.grad is not None
     assert feats.grad.shape == (rows, 2)
     assert all(torch.equal(before[k], v) for k, v in norm.state_dict().items())
+
+
+def filled(channels, dtype=torch.float64):
+    """Two samples of 3 x 4 x 5 voxels, rows shuffled."""
+    return Case((3, 4, 5), 2, 1.0, channels, 2, KernelSpec.of(3), seed=3).tensor(dtype)
+
+
+class DenseSqueezeExcite(nn.Module):
+    def __init__(self, fc):
+        super().__init__()
+        self.fc = fc
+
+    def forward(self, x):
+        return x * self.fc(x.mean((2, 3, 4)))[..., None, None, None]
+
+
+@pytest.mark.parametrize("kind", ["instance norm", "squeeze-excite"])
+def test_layers_over_samples_are_those_of_dense_grids(kind):
+    torch.manual_seed(0)
+    ours = (InstanceNorm(6) if kind == "instance norm" else SqueezeExcite(6, reduction=2)).double()
+    for parameter in ours.parameters():
+        nn.init.normal_(parameter)
+    dense = (
+        DenseSqueezeExcite(ours.fc)
+        if kind != "instance norm"
+        else nn.InstanceNorm3d(6, affine=True)
+    )
+    dense.load_state_dict(ours.state_dict())
+    dense = dense.double()
+    x = filled(6)
+    upstream = x.replace_feats(torch.randn_like(x.feats))
+    results = []
+    for call, layer in (
+        (lambda feats: ours(x.replace_feats(feats)).dense(), ours),
+        (lambda feats: dense(x.replace_feats(feats).dense()), dense),
+    ):
+        feats = x.feats.clone().requires_grad_()
+        out = call(feats)
+        leaves = [feats, *dict(sorted(layer.named_parameters())).values()]
+        results.append([out, *torch.autograd.grad((out * upstream.dense()).sum(), leaves)])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("layer", [InstanceNorm(2), SqueezeExcite(2)], ids=str)
+def test_first_and_second_derivatives_of_layers_over_samples(layer):
+    x = Case((3, 3, 3), 3, 0.3, 2, 2, KernelSpec.of(3), seed=1).tensor()
+    layer = copy.deepcopy(layer).double()
+
+    def call(feats):
+        return layer(x.replace_feats(feats)).feats
+
+    feats = x.feats.requires_grad_()
+    assert torch.autograd.gradcheck(call, (feats,), fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, (feats,), fast_mode=True)
+
+
+def test_instance_norm_in_16_bits_and_of_single_voxels():
+    norm = InstanceNorm(6, affine=False)
+    large = filled(6).feats * 100 + 5000  # squares beyond float16
+    x = filled(6).replace_feats(large.half())
+    expected = norm(x.replace_feats(x.feats.double())).feats
+    torch.testing.assert_close(norm(x).feats.double(), expected, rtol=1e-3, atol=2e-3)
+    coords = torch.tensor([[0, 0, 0, 0], [2, 1, 0, 0]], dtype=torch.int32)
+    norm = InstanceNorm(6)
+    nn.init.ones_(norm.bias)
+    for rows in (0, 2):
+        single = SparseTensor(torch.randn(rows, 6), coords[:rows], batch_size=3)
+        assert torch.equal(norm(single).feats, torch.ones(rows, 6))
 
 
 @pytest.mark.parametrize("rows", [0, 1])

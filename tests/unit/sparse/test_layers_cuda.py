@@ -24,7 +24,6 @@ DEVICE = "cuda"
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.usefixtures("full_float32"),
 ]
 
 

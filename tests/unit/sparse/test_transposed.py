@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -152,6 +154,28 @@ def test_layers_keep_the_size_of_features_and_load_their_states() -> None:
     assert torch.equal(inverse(x, layer(x)).feats, layer(x).feats)
 
 
+class TwoMethods:
+    """What the protocol asks of a backend."""
+
+    name = "own"
+
+    def conv3d(self, *args: Any) -> SparseTensor:
+        return BACKEND.conv3d(*args)
+
+    def max_pool3d(self, *args: Any) -> SparseTensor:
+        return BACKEND.max_pool3d(*args)
+
+
+def test_a_backend_of_the_two_methods_alone_leaves_inverse_convolutions_to_the_default() -> None:
+    like = Case((6, 6, 6), 2, 0.3, 3, 3, DOWN[0], seed=2).tensor(torch.float32)
+    x = Conv3d(3, 3, 2, stride=2, backend=TwoMethods())(like)
+    own, other = (
+        InverseConv3d(3, 3, 2, stride=2, backend=backend) for backend in (TwoMethods(), BACKEND)
+    )
+    other.load_state_dict(own.state_dict())
+    assert torch.equal(own(x, like).feats, other(x, like).feats)
+
+
 def test_sites_that_do_not_belong_together_are_refused() -> None:
     case = Case((6, 6, 6), 2, 0.3, 3, 3, DOWN[0], seed=2)
     like = case.tensor(torch.float32)
@@ -164,7 +188,7 @@ def test_sites_that_do_not_belong_together_are_refused() -> None:
     for other, target in ((like, like), (reversed_x, like), (x, x)):
         with pytest.raises(CoordinateError, match="not those to which a window of size"):
             up(other, target)
-    with pytest.raises(CoordinateError, match="no finer level"):
+    with pytest.raises(CoordinateError, match="no level that is finer"):
         ConvTranspose3d(3, 3, 2, stride=2)(like)
     unknown = SparseTensor(x.feats, x.coords, stride=2, batch_size=2)
     with pytest.raises(CoordinateError, match="needs spatial_shape"):

@@ -14,26 +14,31 @@ from sparsepipe.errors import CoordinateError
 from sparsepipe.sparse import (
     Conv3d,
     GlobalMaxPool,
+    InstanceNorm,
+    InverseConv3d,
     KernelSpec,
     MaxPool3d,
     SparseTensor,
 )
-from sparsepipe.sparse.kernel_map import KernelMap, invert_rows
+from sparsepipe.sparse.kernel_map import KernelMap, invert_rows, watching_kernel_maps
 
 pytest.importorskip("triton")
 
-from sparsepipe.sparse.backends.triton import levels, tiles
+from sparsepipe.sparse.backends.triton import configurations, levels, tiles
 from sparsepipe.sparse.backends.triton.backend import TritonBackend
 from sparsepipe.sparse.backends.triton.configurations import INTERPRETED
 from sparsepipe.sparse.backends.triton.convolution import Convolution
 from sparsepipe.sparse.backends.triton.weights import weight_gradient
+from sparsepipe.strategies.pipeline.stage_plan import flop_costs
 from tests.support.triton_cases import (
     NATIVE,
     Case,
     convolution_distances,
     counted,
     pool_distances,
+    scattered,
     sites,
+    transposed_distances,
 )
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="a GPU runs test_triton_cuda.py")
@@ -49,6 +54,8 @@ WINDOWS = [
     KernelSpec.of((1, 5, 3), stride=(1, 2, 1)),
     KernelSpec.of(1, stride=2),
     KernelSpec.of(2, stride=3),
+    KernelSpec.of(3, stride=2, dilation=2),
+    KernelSpec.of(2, stride=2, dilation=(2, 4, 1)),
 ]
 QUICK = [
     Case(WINDOWS[0], 5, 20, has_bias=True, extent=(3, 4, 4)),
@@ -75,15 +82,33 @@ def test_convolutions_and_their_gradients(case: Case) -> None:
     assert max(convolution_distances(case, TRITON)) < case.tolerance
 
 
+@pytest.mark.parametrize(
+    "case",
+    [*QUICK[1:], Case(KernelSpec.of(2), 5, 9), Case(WINDOWS[2], 2, 5)]
+    + [pytest.param(each, marks=pytest.mark.full) for each in FULL[4::9]],
+    ids=str,
+)
+@pytest.mark.parametrize("to_like", [True, False])
+def test_transposed_and_inverse_convolutions(case: Case, to_like: bool) -> None:
+    assert max(transposed_distances(case, TRITON, to_like=to_like)) < case.tolerance
+
+
+@pytest.mark.full
+def test_convolutions_of_many_channels_in_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(configurations, "_FEW_PROGRAMS", 1)
+    assert configurations.by_rule("pass", 32, 130, 150, 60).rows == 128
+    assert max(convolution_distances(Case(WINDOWS[0], 130, 150, has_bias=True), TRITON)) < 1e-5
+
+
 @pytest.mark.parametrize("count", [0, 1])
-@pytest.mark.parametrize("window", [WINDOWS[0], WINDOWS[2]], ids=str)
+@pytest.mark.parametrize("window", [WINDOWS[0], WINDOWS[2], WINDOWS[-2]], ids=str)
 def test_no_site_and_one_site(count: int, window: KernelSpec) -> None:
     coords = torch.tensor([[1, 2, 1, 3]], dtype=torch.int32)[:count]
     results = []
     for backend in (TRITON, NATIVE):
         feats = torch.full((count, 6), 0.5, requires_grad=True)
         kernel = torch.linspace(-1, 1, window.volume * 24).view(-1, 6, 4).requires_grad_()
-        x = SparseTensor(feats, coords, spatial_shape=(4, 4, 4), batch_size=2)
+        x = SparseTensor(feats, coords, spatial_shape=(7, 7, 7), batch_size=2)
         out = backend.conv3d(x, kernel, None, window)
         pooled = backend.max_pool3d(out, KernelSpec.for_pooling(2))
         whole = backend.global_max_pool(pooled)
@@ -103,10 +128,19 @@ def test_no_site_and_one_site(count: int, window: KernelSpec) -> None:
         lambda by, x: by.avg_pool3d(x, KernelSpec.for_pooling(3, stride=2)).feats,
         lambda by, x: by.global_max_pool(x),
         lambda by, x: by.global_avg_pool(x),
+        lambda by, x: InstanceNorm(5, affine=False, backend=by)(x).feats,
     ],
 )
 def test_pooling_and_its_gradient(pool) -> None:  # type: ignore[no-untyped-def]
     assert max(pool_distances(pool, TRITON, Case(WINDOWS[1], 5, 5))) < 1e-6
+
+
+def test_global_maximum_of_numbers_that_are_not_finite() -> None:
+    feats = torch.tensor([[torch.inf, 1], [torch.nan, 2], [3, torch.nan]])
+    coords = torch.tensor([[0, 0, 0, n] for n in range(3)], dtype=torch.int32)
+    x = SparseTensor(feats, coords, spatial_shape=(1, 1, 4), batch_size=1)
+    TRITON.max_pool3d(x, KernelSpec.for_pooling(2))  # so that a level was made
+    assert TRITON.global_max_pool(x).isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -194,18 +228,59 @@ def test_launches_and_read_backs_of_a_step() -> None:
     assert counts.total() + 2 * 2 + 1 <= 2 * 12
 
 
+def test_an_inverse_convolution_reads_nothing_back_and_shares_what_its_map_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(levels, "_foreseen", {})
+    down = Conv3d(5, 8, 2, stride=2, backend=TRITON)
+    up = InverseConv3d(8, 5, 2, stride=2, backend=TRITON)
+    case = Case(WINDOWS[1], 5, 8)
+    for seed in (0, 1):
+        coords = sites(case, seed=seed)
+        feats = torch.ones(len(coords), 5, requires_grad=True)
+        x = SparseTensor(feats, coords, spatial_shape=case.extent, batch_size=3)
+        with counted() as counts:
+            up(down(x), x).feats.sum().backward()
+    assert counts["read-backs"] == 1, "of the second minibatch"
+    assert (counts["_fill_tiles"], counts["_fill_pairs"], counts["_add_products"]) == (2, 1, 4)
+
+
+def test_each_watched_layer_makes_its_own_maps() -> None:
+    case, marks = Case(WINDOWS[0], 1, 1, extent=(4, 4, 4)), []
+    for seed in (0, 1):
+        x = scattered(case, batch_size=2, seed=seed)
+        found = []
+        for spec in (WINDOWS[0], WINDOWS[1]):
+            before = len(marks)
+            with watching_kernel_maps(lambda: marks.append(0)):
+                levels.kernel_map(x.cache, spec)
+            found.append(len(marks) - before)
+        assert found == [2, 2], "a mark before and after"
+
+
+def test_operations_are_counted_as_the_native_backend_does() -> None:
+    found = []
+    for backend in (TRITON, NATIVE):
+        layers = torch.nn.Sequential(Conv3d(5, 8, backend=backend), MaxPool3d(backend=backend))
+        x = scattered(Case(WINDOWS[0], 5, 8), batch_size=2, seed=0)
+        found.append(flop_costs(layers, x))
+    assert found[0] == found[1]
+    assert found[0][0] > 0
+
+
 def test_second_derivatives_are_those_of_the_native_backend() -> None:
     case = Case(WINDOWS[0], 6, 4, extent=(3, 3, 3))
     penalties = []
     for backend in (TRITON, NATIVE):
         torch.manual_seed(0)
         coords = sites(case)
-        feats = torch.randn(len(coords), 6, requires_grad=True)
-        kernel = torch.randn(27, 6, 4, requires_grad=True)
+        feats = torch.randn(6, len(coords)).t().requires_grad_()  # not contiguous
+        kernel = torch.randn(27, 4, 6).transpose(1, 2).requires_grad_()
         x = SparseTensor(feats, coords, spatial_shape=case.extent, batch_size=3)
-        out = backend.max_pool3d(
-            backend.conv3d(x, kernel, None, WINDOWS[0]), KernelSpec.for_pooling(2)
-        )
+        wide = backend.conv3d(x, kernel, None, WINDOWS[0])
+        out = backend.max_pool3d(wide, WINDOWS[1])
+        back = torch.randn(8, 4, 4)
+        out = backend.conv_transpose3d(out, back, None, WINDOWS[1], like=wide)
         (grad,) = torch.autograd.grad(
             backend.global_max_pool(out).square().sum(), feats, create_graph=True
         )

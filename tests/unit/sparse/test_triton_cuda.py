@@ -7,7 +7,13 @@ import torch
 
 from sparsepipe.sparse import Conv3d, GlobalMaxPool, KernelSpec, MaxPool3d, NativeBackend
 from sparsepipe.sparse.backends.auto import AutoBackend, chosen
-from tests.support.triton_cases import Case, convolution_distances, pool_distances, scattered
+from tests.support.triton_cases import (
+    Case,
+    convolution_distances,
+    pool_distances,
+    scattered,
+    transposed_distances,
+)
 
 pytest.importorskip("triton")
 
@@ -48,6 +54,14 @@ def test_convolutions_and_their_gradients(case: Case, kind: type[TritonBackend])
     # TF32 has the mantissa of float16.
     tolerance = max(case.tolerance, 1e-2)
     assert max(convolution_distances(case, kind(), "cuda")) < tolerance
+
+
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("to_like", [True, False])
+@pytest.mark.parametrize("case", CASES[15:45:2], ids=str)
+def test_transposed_and_inverse_convolutions(case: Case, to_like: bool) -> None:
+    found = transposed_distances(case, TritonBackend(), "cuda", to_like=to_like)
+    assert max(found) < max(case.tolerance, 1e-2)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ _FEW_PROGRAMS = 264
 """Twice the multiprocessors of the largest cards: with fewer programs, blocks are smaller."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Configuration:
     """How a kernel divides its work.
 
@@ -60,31 +60,30 @@ def configuration(like: Tensor, kind: Kind, channels: int, width: int, rows: int
         major, minor = torch.cuda.get_device_capability(like.device)
         name = f"sm_{major}{minor}"
     bits = 8 * like.element_size()
-    sizes = (*(_up(min(each, _CHANNELS)) for each in (channels, width)), rows.bit_length())
+    sizes = (_up(min(each, _CHANNELS)) for each in (channels, width))
     known = measured().get((name, bits, kind, *sizes))
-    return known or by_rule(kind, bits, channels, width, rows)
+    if not known:
+        return by_rule(kind, bits, channels, width, rows)
+    return known[min(known, key=lambda each: (abs(each - rows.bit_length()), each))]
 
 
 def by_rule(kind: Kind, bits: int, channels: int, width: int, rows: int) -> Configuration:
-    """Returns the configuration for what no file knows; arguments as of :func:`configuration`.
+    """Returns the configuration for sizes that the table lacks.
 
-    ``bits``: those of a feature.
+    Arguments are those of :func:`configuration`; ``bits`` are those of a feature. Large blocks read
+    each operand less often; of five stages, loads of indices take two.
     """
     reduced = 64 if bits == 16 else 32
+    is_wide = min(channels, width) >= 128
     if kind == "weights":
-        height, columns = (min(64, _up(each)) for each in (channels, width))
-        return Configuration(height, columns, reduced, warps=4, stages=3)
-    columns = min(128, _up(width))
-    if columns == 128 and triton.cdiv(rows, 64) * triton.cdiv(width, 128) < _FEW_PROGRAMS:
-        columns = 64
-    wide = columns == 128
-    return Configuration(
-        rows=64,
-        columns=columns,
-        reduced=min(reduced, _up(channels)),
-        warps=8 if wide else 4,
-        stages=3 if wide else 4,
-    )
+        most = 128 if is_wide else 64
+        height, columns = (min(most, _up(each)) for each in (channels, width))
+        return Configuration(height, columns, reduced, warps=8 if is_wide else 4, stages=5)
+    reduced = min(reduced, _up(channels))
+    for height, warps in ((128, 4), (64, 8)) if is_wide else ():  # 8 spill a few bytes on sm 12.0
+        if triton.cdiv(rows, height) * triton.cdiv(width, 128) >= _FEW_PROGRAMS:
+            return Configuration(height, 128, reduced, warps, stages=5)
+    return Configuration(64, min(64, _up(width)), reduced, warps=4, stages=5)
 
 
 def _up(size: int) -> int:
@@ -92,21 +91,22 @@ def _up(size: int) -> int:
 
 
 @cache
-def measured() -> dict[tuple[str | int, ...], Configuration]:
+def measured() -> dict[tuple[str | int, ...], dict[int, Configuration]]:
     """The configurations in the file, by architecture (such as ``sm_90``), bits of a feature, kind,
-    input and output channels, rounded up to powers of 2, and bits of the number of rows.
+    input and output channels, rounded up to powers of 2; then by bits of the number of rows, of
+    which the nearest serve for numbers that were not measured.
     """
+    found = dict[tuple[str | int, ...], dict[int, Configuration]]()
     with TABLE.open(encoding="ascii", newline="") as file:
-        rows = list(csv.reader(file))[1:]
-    return {
-        (name, int(bits), kind, *map(int, key)): Configuration(*map(int, values))
-        for name, bits, kind, *numbers in rows
-        for key, values in [(numbers[:3], numbers[3:])]
-    }
+        for name, bits, kind, *numbers in list(csv.reader(file))[1:]:
+            channels, width, rows, *sizes = map(int, numbers)
+            key = (name, int(bits), kind, channels, width)
+            found.setdefault(key, {})[rows] = Configuration(*sizes)
+    return found
 
 
-def precision_of(feats: Tensor) -> str:
-    """Returns how matrix instructions take float32; in 16 bits it does not matter."""
+def precision() -> str:
+    """Returns the ``input_precision`` of products, which does not matter in 16 bits."""
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 

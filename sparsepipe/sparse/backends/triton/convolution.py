@@ -8,7 +8,7 @@ rows, K offsets, C input channels, D output channels.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import triton
@@ -17,13 +17,12 @@ from torch import Tensor
 
 from sparsepipe.sparse.backends.convolution import differentiable_gradients
 from sparsepipe.sparse.backends.triton.configurations import (
-    INTERPRETED,
     configuration,
     is_upcast,
-    precision_of,
+    precision,
 )
 from sparsepipe.sparse.backends.triton.narrow import MOST_CHANNELS, narrow, narrow_weights
-from sparsepipe.sparse.backends.triton.tiles import TILE_ROWS, Tiles, input_tiles, output_tiles
+from sparsepipe.sparse.backends.triton.tiles import input_tiles, output_tiles
 from sparsepipe.sparse.backends.triton.weights import weight_gradient
 from sparsepipe.sparse.kernel_map import KernelMap
 from sparsepipe.sparse.saved_tensors import save, saved
@@ -40,21 +39,19 @@ class Convolution(torch.autograd.Function):
         bias_D: Tensor | None,
         kernel_map: KernelMap,
     ) -> Tensor:
-        feats_NC, kernel_KCD = feats_NC.contiguous(), kernel_KCD.contiguous()
-        save(ctx, feats_NC, kernel_KCD, derived=kernel_map)
+        save(ctx, feats_NC, kernel_KCD, derived=kernel_map)  # copies would have no derivatives
+        feats_NC = feats_NC.contiguous()
         if kernel_KCD.shape[1] <= MOST_CHANNELS:
-            return narrow(feats_NC, kernel_KCD, bias_D, kernel_map)
+            return narrow(feats_NC, kernel_KCD.contiguous(), bias_D, kernel_map)
         # In TF32, matrix instructions of sm 9.0 need the channels that they add up side by side.
-        weights_KCD = kernel_KCD
         if kernel_KCD.dtype == torch.float32:
-            weights_KCD = kernel_KCD.transpose(1, 2).contiguous().transpose(1, 2)
-        return add_products(feats_NC, weights_KCD, bias_D, output_tiles(kernel_map))
+            kernel_KCD = kernel_KCD.transpose(1, 2).contiguous().transpose(1, 2)
+        return add_products(feats_NC, kernel_KCD, bias_D, kernel_map, to="outputs")
 
     @staticmethod
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, ...]:
         (feats_NC, kernel_KCD), kernel_map = saved(ctx)
         need_feats, need_kernel, need_bias, _ = ctx.needs_input_grad
-        grad_MD = grad_MD.contiguous()
         grad_bias = grad_MD.sum(0) if need_bias else None
         if torch.is_grad_enabled():  # for a second derivative
             grads = differentiable_gradients(
@@ -66,16 +63,15 @@ class Convolution(torch.autograd.Function):
                 need_kernel=need_kernel,
             )
             return (*grads, grad_bias, None)
-        grad_feats = grad_kernel = None
+        grad_feats, grad_kernel, grad_MD = None, None, grad_MD.contiguous()
         if need_feats:
-            is_mirrored = kernel_map.spec.is_symmetric
-            weights_KDC, tiles = kernel_KCD.transpose(1, 2), input_tiles(kernel_map)
-            grad_feats = add_products(grad_MD, weights_KDC, None, tiles, is_mirrored=is_mirrored)
+            weights_KDC = kernel_KCD.transpose(1, 2)
+            grad_feats = add_products(grad_MD, weights_KDC, None, kernel_map, to="inputs")
         if need_kernel:
             gradient = weight_gradient
             if kernel_KCD.shape[1] <= MOST_CHANNELS:
                 gradient = narrow_weights
-            grad_kernel = gradient(feats_NC, grad_MD, kernel_KCD, kernel_map)
+            grad_kernel = gradient(feats_NC.contiguous(), grad_MD, kernel_KCD, kernel_map)
         return grad_feats, grad_kernel, grad_bias, None
 
 
@@ -83,32 +79,35 @@ def add_products(
     feats_NC: Tensor,
     kernel_KCD: Tensor,
     bias_D: Tensor | None,
-    tiles: Tiles,
+    kernel_map: KernelMap,
     *,
-    is_mirrored: bool = False,
+    to: Literal["outputs", "inputs"],
 ) -> Tensor:
-    """Returns features [M, D] of the rows of ``tiles``; the kernel may have any strides.
-
-    ``is_mirrored``: whether weights belong to the offsets counted from the other end.
+    """Returns features [M, D] of the output rows of a map, from features of its input rows, or the
+    other way round; the kernel may have any strides.
     """
     volume, channels, width = kernel_KCD.shape
-    rows = tiles.order_M.shape[0]
+    rows = kernel_map.num_outputs if to == "outputs" else kernel_map.num_inputs
     out_MD = feats_NC.new_empty(rows, width)
     chosen = configuration(feats_NC, "pass", channels, width, rows)
+    # The tiles of a symmetric window serve both ways, with offsets counted from the other end.
+    is_mirrored = to == "inputs" and kernel_map.spec.is_symmetric
+    find = output_tiles if to == "outputs" or is_mirrored else input_tiles
+    tiles = find(kernel_map, chosen.rows)
     grid = (tiles.counts_T.shape[0], triton.cdiv(width, chosen.columns))
     _add_products[grid](
         feats_NC, kernel_KCD, bias_D, out_MD,
         tiles.order_M, tiles.counts_T, tiles.offsets_TK, tiles.sources_TKS,
         rows, *kernel_KCD.stride(),
         C=channels, D=width, K=volume, IS_MIRRORED=is_mirrored, HAS_BIAS=bias_D is not None,
-        PRECISION=precision_of(feats_NC), IS_UPCAST=is_upcast(feats_NC),
-        BM=TILE_ROWS, BC=chosen.reduced, BD=chosen.columns,
-        **({} if INTERPRETED else {"num_warps": chosen.warps, "num_stages": chosen.stages}),
+        PRECISION=precision(), IS_UPCAST=is_upcast(feats_NC),
+        BM=chosen.rows, BC=chosen.reduced, BD=chosen.columns,
+        num_warps=chosen.warps, num_stages=chosen.stages,
     )  # fmt: skip
     return out_MD
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _add_products(
     feats_ptr, kernel_ptr, bias_ptr, out_ptr, order_ptr, counts_ptr, offsets_ptr, sources_ptr,
     M, stride_k, stride_c, stride_d,

@@ -26,6 +26,7 @@ from sparsepipe.sparse.coordinates import suits_table
 from sparsepipe.sparse.kernel_map import (
     CoordinateCache,
     KernelMap,
+    are_watched,
     coarse_shape,
     derived_tensors,
 )
@@ -34,14 +35,16 @@ from sparsepipe.sparse.side_stream import side_stream, was_copied_beside
 
 _BLOCK = 256
 _WRONG, _UNSORTED = 1, 2
-"""Bits of what is found of coordinates: out of bounds or repeated; not in the order of samples."""
+"""Bits that say what is wrong with coordinates: out of bounds or repeated; not in the order of
+samples.
+"""
 Path = tuple[KernelSpec, ...]
 """The windows with a stride that lead from the sites of a minibatch to those of a level."""
 Needs = dict[tuple[Path, KernelSpec], set[str]]
 """The maps that minibatches needed, and what was made from each."""
 
 _foreseen: dict[tuple[torch.device, int, Triple], Needs] = {}
-"""Needs of minibatches by their device, number of samples, and extent."""
+"""The maps that earlier minibatches of a device, number of samples and extent needed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +55,7 @@ class Level:
         sites: the sites; until their number is known, with rows that are undefined at the end.
         number: int32 [1], their number.
         path: windows that lead to the level.
-        needs: those of all minibatches of this kind.
+        needs: the maps that minibatches with the same device, samples and extent needed.
         in_order: whether the sites are in the order of samples.
         coarser: levels of the windows with a stride.
     """
@@ -80,6 +83,8 @@ def _build(cache: CoordinateCache, spec: KernelSpec) -> KernelMap:
         return _map(cache, cache.on_device, spec)
     with _beside(cache):
         own = _make_levels(cache, spec)
+        if are_watched():
+            return _map(cache, own, spec)
         for (path, foreseen), names in [(key, list(each)) for key, each in own.needs.items()]:
             at = cache
             for step in path:
@@ -114,7 +119,9 @@ def _make_levels(cache: CoordinateCache, spec: KernelSpec) -> Level:
     """
     coords_N4, extent, batch = cache.coords_N4.contiguous(), cache.spatial_shape, cache.batch_size
     assert extent is not None
-    needs = _foreseen.setdefault((coords_N4.device, batch, extent), {})
+    # What a profiler watches counts for the layer that needs it, and no other.
+    key = coords_N4.device, batch, extent
+    needs: Needs = {} if are_watched() else _foreseen.setdefault(key, {})
     needs.setdefault(((), spec), set())
     count = coords_N4.shape[0]
     table = coords_N4.new_full((batch * math.prod(extent),), -1)
@@ -145,7 +152,11 @@ def _coarser(own: Level, spec: KernelSpec, *, batch_size: int) -> Level:
     coords_N4 = own.sites.coords_N4
     extent = coarse_shape(own.sites.extent, spec.stride)
     cells, count = batch_size * math.prod(extent), coords_N4.shape[0]
-    windows = math.prod(-(-k // s) for k, s in zip(spec.size, spec.stride, strict=True))
+    # Along an axis an input is in the windows of every s-th offset, or of more of them if dilated.
+    windows = math.prod(
+        -(-k // (s // math.gcd(s, d)))
+        for k, s, d in zip(spec.size, spec.stride, spec.dilation, strict=True)
+    )
     taken = coords_N4.new_zeros(cells, dtype=torch.int8)
     _touch[(triton.cdiv(count, _BLOCK), spec.volume)](
         coords_N4, own.number, taken, batch_size, *extent, **window(spec), BLOCK=_BLOCK
@@ -180,20 +191,19 @@ def _beside(cache: CoordinateCache) -> Iterator[None]:
         yield
         return
     current, side = torch.cuda.current_stream(device), side_stream(device)
+    if current == side:
+        yield
+        return
     if not was_copied_beside(cache.coords_N4):
         side.wait_stream(current)
     with torch.cuda.stream(side):
         yield
     current.wait_stream(side)
-    for tensor in derived_tensors([cache]):
+    for tensor in derived_tensors([cache], with_coordinates=True):
         tensor.record_stream(current)
-    levels: list[Level] = [cache.on_device]
-    for level in levels:
-        level.sites.coords_N4.record_stream(current)
-        levels += level.coarser.values()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 def _mark(coords_ptr, table_ptr, found_ptr, N, B, X, Y, Z, BLOCK: tl.constexpr):
     """Enters sites into the table, and notes what is wrong with them, and their number."""
     site = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

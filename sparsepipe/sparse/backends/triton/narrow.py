@@ -12,12 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparsepipe.sparse.backends.triton.configurations import is_upcast, precision_of
+from sparsepipe.sparse.backends.triton.configurations import is_upcast, precision
 from sparsepipe.sparse.backends.triton.weights import chunk_length, sum_chunks
 from sparsepipe.sparse.kernel_map import KernelMap
 
 MOST_CHANNELS = 4
 _ROWS, _COLUMNS = 64, 64
+_LEAST_ROWS = 1024
+"""Number of rows of a chunk, with which a large level still has programs for all of a card."""
 
 
 def narrow(
@@ -31,7 +33,7 @@ def narrow(
     _multiply[grid](
         feats_NC, kernel_KCD, bias_D, rows_KM, out_MD, kernel_map.num_outputs, rows_KM.stride(0),
         C=channels, D=width, K=volume, HAS_BIAS=bias_D is not None,
-        PRECISION=precision_of(feats_NC), IS_UPCAST=is_upcast(feats_NC),
+        PRECISION=precision(), IS_UPCAST=is_upcast(feats_NC),
         BM=_ROWS, BR=_operand(volume * channels), BD=_COLUMNS,
     )  # fmt: skip
     return out_MD
@@ -43,16 +45,19 @@ def narrow_weights(
     """Returns the gradient [K, C, D] of the kernel, in its dtype."""
     volume, channels, width = kernel_KCD.shape
     rows_KM, count = kernel_map.neighbours_KM, kernel_map.num_outputs
-    length = chunk_length(count, volume * channels * width)
+    length = chunk_length(count, volume * channels * width, least=_LEAST_ROWS)
     chunks = triton.cdiv(count, length)
     parts = feats_NC.new_empty(chunks, volume * channels, width, dtype=torch.float32)
     _add_rows[(chunks, triton.cdiv(width, _COLUMNS))](
         feats_NC, grad_MD, rows_KM, parts, count, rows_KM.stride(0),
         C=channels, D=width, K=volume, LENGTH=length,
-        PRECISION=precision_of(feats_NC), IS_UPCAST=is_upcast(feats_NC),
+        PRECISION=precision(), IS_UPCAST=is_upcast(feats_NC),
         BM=_ROWS, BR=_operand(volume * channels), BD=_COLUMNS,
     )  # fmt: skip
-    starts = torch.arange(0, count + 1, max(count, 1), dtype=torch.int32, device=parts.device)
+    starts = kernel_map.derived(
+        "all rows",
+        lambda _: torch.arange(0, count + 1, count, dtype=torch.int32, device=rows_KM.device),
+    )
     return sum_chunks(parts, starts, length, like=kernel_KCD)
 
 
@@ -72,7 +77,7 @@ def _sources(feats_ptr, rows_ptr, row, is_row, stride, C: tl.constexpr, K: tl.co
     return tl.load(feats_ptr + source.to(tl.int64) * C + c[None, :], mask=source >= 0, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "stride"])
 def _multiply(
     feats_ptr, kernel_ptr, bias_ptr, rows_ptr, out_ptr, M, stride,
     C: tl.constexpr, D: tl.constexpr, K: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -97,7 +102,7 @@ def _multiply(
     tl.store(out, total.to(out_ptr.dtype.element_ty), mask=(row < M)[:, None] & (d < D)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "stride"])
 def _add_rows(
     feats_ptr, grad_ptr, rows_ptr, parts_ptr, M, stride,
     C: tl.constexpr, D: tl.constexpr, K: tl.constexpr, LENGTH: tl.constexpr,

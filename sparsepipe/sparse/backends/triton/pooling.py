@@ -132,7 +132,7 @@ class GlobalPool(torch.autograd.Function):
         return grad_NC, None, None, None
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "stride"])
 def _pool(
     feats_ptr, rows_ptr, best_ptr, winner_ptr, M, stride,
     C: tl.constexpr, SX: tl.constexpr, SY: tl.constexpr, SZ: tl.constexpr,
@@ -160,7 +160,7 @@ def _pool(
     tl.store(winner_ptr + out, winner.to(tl.int8), mask=is_place)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "stride"])
 def _pool_backward(
     grad_ptr, winner_ptr, rows_ptr, out_ptr, N, stride,
     C: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
@@ -179,7 +179,7 @@ def _pool_backward(
     tl.store(out, total.to(out_ptr.dtype.element_ty), mask=is_place)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "stride"])
 def _average(
     feats_ptr, rows_ptr, counts_ptr, out_ptr, M, stride,
     C: tl.constexpr, K: tl.constexpr, IS_BACKWARD: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
@@ -217,7 +217,7 @@ def _first_row(coords_ptr, N, steps, batch):
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "steps"])
 def _pool_samples(
     feats_ptr, coords_ptr, out_ptr, notes_ptr, N, steps,
     C: tl.constexpr, TAKES_LARGEST: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
@@ -237,12 +237,14 @@ def _pool_samples(
         read = tl.load(place, mask=is_place, other=0.0).to(tl.float32)
         if TAKES_LARGEST:
             # NaN is the largest, as in PyTorch.
-            read = tl.where(read == read, read, float("inf"))
-            read = tl.where(is_place, read, float("-inf"))
-            largest, winner = tl.max(read, 0), first + tl.argmax(read, 0)
-            wins = (largest > best) | (note < 0)
+            is_nan = (is_place & (read != read)).to(tl.int32)
+            has_nan = tl.max(is_nan, 0) > 0
+            read = tl.where(is_place & (read == read), read, float("-inf"))
+            largest = tl.where(has_nan, float("nan"), tl.max(read, 0))
+            winner = tl.where(has_nan, tl.argmax(is_nan, 0), tl.argmax(read, 0))
+            wins = (largest > best) | (note < 0) | (has_nan & (best == best))
             best = tl.where(wins, largest, best)
-            note = tl.where(wins, winner, note)
+            note = tl.where(wins, first + winner, note)
         else:
             total += tl.sum(read, 0)
         first += BM
@@ -258,7 +260,7 @@ def _pool_samples(
     tl.store(notes_ptr + out, note, mask=c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 def _pool_samples_backward(
     grad_ptr, coords_ptr, notes_ptr, out_ptr, N,
     C: tl.constexpr, TAKES_LARGEST: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,

@@ -1,4 +1,4 @@
-"""Rows of kernel maps: one kernel finds the source of each row at each offset, and what they share.
+"""Rows of kernel maps: one kernel finds the source of each row at each offset, and their masks.
 
 Shape suffixes: K offsets, M rows, J blocks of rows.
 """
@@ -69,7 +69,7 @@ def find_rows(
 
 
 def known_rows(sources_KM: Tensor, spec: KernelSpec) -> Rows:
-    """Returns what rows share whose sources are known, int32 [K, M]."""
+    """Returns the masks and numbers of rows whose sources are known, int32 [K, M]."""
     volume, count = sources_KM.shape
     rows = _new_rows(volume, count, sources_KM.device)
     _find[(rows.numbers_KJ.shape[1],)](
@@ -108,7 +108,7 @@ def window(spec: KernelSpec) -> dict[str, int]:
     }
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "stride", "blocks"])
 def _find(
     coords_ptr, table_ptr, bits_ptr, sources_ptr, masks_ptr, numbers_ptr, M, stride, blocks,
     X, Y, Z,

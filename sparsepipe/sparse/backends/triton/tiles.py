@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -31,13 +32,15 @@ OUTPUTS, SITES, NEEDED = "rows of outputs", "sites of inputs and outputs", "what
 
 T = TypeVar("T")
 
-TILE_ROWS = 64
-"""Rows of a tile; matrix instructions of sm 9.0 take 64, and more rows share fewer offsets."""
+TILE_ROWS = (64, 128)
+"""Possible rows of a tile: matrix instructions of sm 9.0 take 64; with more, weights are read less
+often, but rows share fewer offsets.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Rows in tiles of alike rows, with the offsets at which any row of a tile has a source.
+    """Rows in tiles of similar rows, with the offsets at which any row of a tile has a source.
 
     Attributes:
         order_M: int64, the rows, those with sources at rare offsets first.
@@ -67,19 +70,38 @@ class Pairs:
     starts: Tensor
 
 
-def output_tiles(kernel_map: KernelMap) -> Tiles:
-    """Returns the tiles of the output rows, whose sources are input rows."""
-    return _kept(kernel_map, "output tiles", lambda own: _tiles(output_rows(own), own.spec))
+def output_tiles(kernel_map: KernelMap, rows: int) -> Tiles:
+    """Returns the output rows in tiles of ``rows``; their sources are input rows."""
+    if kernel_map.turned_of:
+        return input_tiles(kernel_map.turned_of, rows)
+    return _kept(
+        kernel_map,
+        f"output tiles of {rows} rows",
+        lambda own: _tiles(output_rows(own), output_order(own), own.spec, rows),
+    )
 
 
-def input_tiles(kernel_map: KernelMap) -> Tiles:
-    """Returns the tiles of the input rows, whose sources are the output rows that read them.
-
-    For a symmetric window these are the output tiles, with offsets counted from the other end.
+def input_tiles(kernel_map: KernelMap, rows: int) -> Tiles:
+    """Returns the input rows in tiles of ``rows``; their sources are the output rows that read
+    them.
     """
-    if kernel_map.spec.is_symmetric:
-        return output_tiles(kernel_map)
-    return _kept(kernel_map, "input tiles", lambda own: _tiles(input_rows(own), own.spec))
+    if kernel_map.turned_of:
+        return output_tiles(kernel_map.turned_of, rows)
+    return _kept(
+        kernel_map,
+        f"input tiles of {rows} rows",
+        lambda own: _tiles(input_rows(own), input_order(own), own.spec, rows),
+    )
+
+
+def output_order(kernel_map: KernelMap) -> Tensor:
+    """Returns the output rows in the order of their masks, int64 [M]."""
+    return kernel_map.derived("order of outputs", lambda own: _order(output_rows(own)))
+
+
+def input_order(kernel_map: KernelMap) -> Tensor:
+    """Returns the input rows in the order of their masks, int64 [N]."""
+    return kernel_map.derived("order of inputs", lambda own: _order(input_rows(own)))
 
 
 def output_rows(kernel_map: KernelMap) -> Rows:
@@ -93,13 +115,16 @@ def input_rows(kernel_map: KernelMap) -> Rows:
 
 
 def pairs(kernel_map: KernelMap) -> Pairs:
-    """Returns the pairs of the map."""
+    """Returns the pairs of the map; by input row where it is another turned round."""
+    if kernel_map.turned_of:
+        found = pairs(kernel_map.turned_of)
+        return Pairs(found.outputs_P, found.inputs_P, found.starts)
     return _kept(kernel_map, "pairs by chunk", _pairs)
 
 
 MADE: dict[str, Callable[[KernelMap], object]] = {
-    "output tiles": output_tiles,
-    "input tiles": input_tiles,
+    **{f"output tiles of {rows} rows": partial(output_tiles, rows=rows) for rows in TILE_ROWS},
+    **{f"input tiles of {rows} rows": partial(input_tiles, rows=rows) for rows in TILE_ROWS},
     "input rows": input_rows,
     "pairs by chunk": pairs,
 }
@@ -107,7 +132,7 @@ MADE: dict[str, Callable[[KernelMap], object]] = {
 
 
 def _kept(kernel_map: KernelMap, name: str, make: Callable[[KernelMap], T]) -> T:
-    """Returns what is made once of a map, and notes that it is needed."""
+    """Returns what ``make`` derives from a map, made once, and notes that it is needed."""
     kernel_map.derived(NEEDED, lambda _: set[str]()).add(name)
     return kernel_map.derived(name, make)
 
@@ -119,16 +144,19 @@ def _input_rows(own: KernelMap) -> Rows:
     return known_rows(invert_rows(own.neighbours_KM, own.num_inputs), own.spec)
 
 
-def _tiles(rows: Rows, spec: KernelSpec) -> Tiles:
+def _order(rows: Rows) -> Tensor:
+    return torch.sort(rows.masks_M, stable=True, descending=True).indices
+
+
+def _tiles(rows: Rows, order_M: Tensor, spec: KernelSpec, size: int) -> Tiles:
     volume, count = rows.sources_KM.shape
-    order_M = torch.sort(rows.masks_M, stable=True, descending=True).indices
-    tiles = triton.cdiv(count, TILE_ROWS)
+    tiles = triton.cdiv(count, size)
     new = rows.masks_M.new_empty
-    found = Tiles(order_M, new(tiles), new(tiles, volume), new(tiles, volume, TILE_ROWS))
+    found = Tiles(order_M, new(tiles), new(tiles, volume), new(tiles, volume, size))
     _fill_tiles[(tiles,)](
         rows.sources_KM, bits_of(spec, order_M.device), rows.masks_M, order_M,
         found.counts_T, found.offsets_TK, found.sources_TKS,
-        count, rows.sources_KM.stride(0), K=volume, S=TILE_ROWS,
+        count, rows.sources_KM.stride(0), K=volume, S=size,
     )  # fmt: skip
     return found
 
@@ -151,7 +179,7 @@ def _either(a, b):
     return a | b
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "stride"])
 def _fill_tiles(
     rows_ptr, bits_ptr, masks_ptr, order_ptr, counts_ptr, offsets_ptr, sources_ptr, M, stride,
     K: tl.constexpr, S: tl.constexpr,
@@ -174,7 +202,7 @@ def _fill_tiles(
     tl.store(counts_ptr + tile, count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "stride", "blocks"])
 def _fill_pairs(
     rows_ptr, ends_ptr, inputs_ptr, outputs_ptr, starts_ptr, M, stride, blocks,
     K: tl.constexpr, BLOCK: tl.constexpr,

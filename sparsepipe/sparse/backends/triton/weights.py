@@ -17,7 +17,7 @@ from sparsepipe.sparse.backends.triton.configurations import (
     INTERPRETED,
     configuration,
     is_upcast,
-    precision_of,
+    precision,
 )
 from sparsepipe.sparse.backends.triton.tiles import pairs
 from sparsepipe.sparse.kernel_map import KernelMap
@@ -43,20 +43,18 @@ def weight_gradient(
     _add_chunk[grid](
         feats_NC, grad_MD, found.inputs_P, found.outputs_P, found.starts, parts,
         C=channels, D=width, K=volume, KP=triton.next_power_of_2(volume), LENGTH=length,
-        PRECISION=precision_of(feats_NC), IS_UPCAST=is_upcast(feats_NC),
+        PRECISION=precision(), IS_UPCAST=is_upcast(feats_NC),
         BP=chosen.reduced, BC=chosen.rows, BD=chosen.columns,
-        **({} if INTERPRETED else {"num_warps": chosen.warps, "num_stages": chosen.stages}),
+        num_warps=chosen.warps, num_stages=chosen.stages,
     )  # fmt: skip
     return sum_chunks(parts, found.starts, length, like=kernel_KCD)
 
 
-def chunk_length(count: int, size: int) -> int:
+def chunk_length(count: int, size: int, *, least: int = _LEAST_PAIRS) -> int:
     """Number of pairs of a chunk, if there are at most ``count`` pairs and sums of ``size``
-    numbers; a power of 2.
+    numbers; a power of 2, as ``least`` is.
     """
-    return int(
-        max(_LEAST_PAIRS, triton.next_power_of_2(triton.cdiv(4 * count * size, _MOST_BYTES)))
-    )
+    return int(max(least, triton.next_power_of_2(triton.cdiv(4 * count * size, _MOST_BYTES))))
 
 
 def sum_chunks(parts: Tensor, starts: Tensor, length: int, *, like: Tensor) -> Tensor:
@@ -68,7 +66,7 @@ def sum_chunks(parts: Tensor, starts: Tensor, length: int, *, like: Tensor) -> T
         length: number of pairs of a chunk.
         like: tensor whose shape and dtype the result has.
     """
-    total = torch.empty_like(like)
+    total = like.new_empty(like.shape)  # contiguous
     volume = starts.shape[0] - 1
     size = total.numel() // volume
     grid = (volume, triton.cdiv(size, _SUM_BLOCK))
@@ -107,7 +105,7 @@ def _add_chunk(
         c = tl.program_id(1) * BC + tl.arange(0, BC)
         d = tl.program_id(2) * BD + tl.arange(0, BD)
         total = tl.zeros((BC, BD), tl.float32)
-        for step in range(0, LENGTH, BP):
+        for step in range(0, end - begin, BP):
             pair = begin + step + tl.arange(0, BP)
             is_pair = pair < end
             source = tl.load(inputs_ptr + pair, mask=is_pair, other=0).to(tl.int64)
@@ -129,7 +127,7 @@ def _add_chunk(
         tl.store(part, total, mask=(c < C)[:, None] & (d < D)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _add_chunks(
     parts_ptr, starts_ptr, total_ptr, size,
     K: tl.constexpr, KP: tl.constexpr, LENGTH: tl.constexpr, BLOCK: tl.constexpr,
