@@ -329,7 +329,9 @@ class Config:
     optim: Optim
     trainer: TrainerArguments
     task: Annotated[Buildable, Node(given=("run", "directories", "width"))]
-    model: Annotated[Buildable, Node(given=("num_classes", "class_names", "domains", "in_channels"))]
+    model: Annotated[
+        Buildable, Node(given=("num_classes", "class_names", "domains", "in_channels"))
+    ]
     data: Annotated[Buildable, Node()]
     hardware: Annotated[Buildable, Node(own=Emulation)]
     backend: Annotated[Buildable, Node()]

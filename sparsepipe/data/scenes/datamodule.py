@@ -248,9 +248,8 @@ def collate_scenes(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     shape = [-(-int(size) // _SIDE) * _SIDE for size in extent_3]
     x = sparse_collate([(each["coords"], each["feats"]) for each in tensors], spatial_shape=shape)
     counts_NK = torch.cat([each["counts"] for each in tensors])
-    # A copy of the coordinates, since a pipeline's last stage gets nothing that the input shares.
     label = SparseTensor(
-        counts_NK, x.coords.clone(), spatial_shape=x.spatial_shape, batch_size=len(samples)
+        counts_NK, x.coords, spatial_shape=x.spatial_shape, batch_size=len(samples)
     )
     index = torch.tensor([sample["index"] for sample in samples])
     return {"input": x, "label": label, "index": index}

@@ -14,7 +14,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.models import Classifier
 from sparsepipe.models.losses import lovasz_softmax, mean_loss
 from sparsepipe.models.metrics import IGNORED
-from sparsepipe.sparse import Conv3d, ReLU, sparse_collate
+from sparsepipe.sparse import Conv3d, ReLU, SparseTensor, sparse_collate
 from sparsepipe.strategies import SynchronousPipelineStrategy
 from tests.support import processes
 from tests.support.labelled_points import CLASSES, points_in_voxels
@@ -89,10 +89,10 @@ def test_without_labels_losses_are_zero_and_have_gradients() -> None:
     for label in (torch.zeros(3, CLASSES), torch.full((3, 1), IGNORED)):
         logits = logits_NK if label.is_floating_point() else logits_NK[:, :, None]
         loss, total = mean_loss(logits, label)
-        assert (float(loss), total) == (0, 0)
+        assert (loss.item(), total) == (0, 0)
         loss = loss + lovasz_softmax(logits, label)
         assert not gradient(loss, logits_NK).any()
-        assert float(loss) == 0
+        assert loss.item() == 0
 
 
 def scene(seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,13 +104,14 @@ def scene(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return sites_n3, feats_n2, counts_nK * bool(seed)
 
 
-def batch_of(*seeds: int) -> dict[str, object]:
+def batch_of(*seeds: int, dtype: torch.dtype = torch.float64) -> dict[str, object]:
     scenes = [scene(seed) for seed in seeds]
-    return {
-        "input": sparse_collate([(s, feats) for s, feats, _ in scenes], spatial_shape=(6, 6, 6)),
-        "label": sparse_collate([(s, counts) for s, _, counts in scenes], spatial_shape=(6, 6, 6)),
-        "index": torch.tensor(seeds),
-    }
+    x = sparse_collate(
+        [(sites, feats.to(dtype)) for sites, feats, _ in scenes], spatial_shape=(6, 6, 6)
+    )
+    counts_NK = torch.cat([counts for *_, counts in scenes])
+    label = SparseTensor(counts_NK, x.coords, spatial_shape=(6, 6, 6), batch_size=len(seeds))
+    return {"input": x, "label": label, "index": torch.tensor(seeds)}
 
 
 def labelling(**settings) -> Classifier:
@@ -121,7 +122,9 @@ def labelling(**settings) -> Classifier:
     )
 
 
-def trained(rank: int, tmp_path, module_settings, **settings) -> tuple[Tensor, dict[str, float]]:
+def trained(
+    rank: int, tmp_path, dtype, module_settings, **settings
+) -> tuple[Tensor, dict[str, float]]:
     module = labelling(**module_settings)
     run = pl.Trainer(
         default_root_dir=tmp_path,
@@ -133,7 +136,7 @@ def trained(rank: int, tmp_path, module_settings, **settings) -> tuple[Tensor, d
         max_epochs=2,
         **settings,
     )
-    batches = [batch_of(0, 1, 2, 3), batch_of(4, 5, 6)]
+    batches = [batch_of(*seeds, dtype=dtype) for seeds in ((0, 1, 2, 3), (4, 5, 6))]
     loader = torch.utils.data.DataLoader(batches, batch_size=None, collate_fn=lambda each: each)
     run.fit(module, loader, loader)
     logged = {name: float(value) for name, value in run.callback_metrics.items()}
@@ -142,15 +145,21 @@ def trained(rank: int, tmp_path, module_settings, **settings) -> tuple[Tensor, d
     return module.layers.state_dict()["0.kernel"], logged | tested
 
 
-@pytest.mark.parametrize("settings", [{}, {"class_weights": WEIGHTS.tolist()}])
-def test_a_pipeline_labels_scenes_as_one_device_does(tmp_path, settings) -> None:
-    """In microbatches of unlike numbers of points, one of which has no labels."""
-    expected, logged = trained(0, tmp_path, settings)
+@pytest.mark.parametrize(
+    ("dtype", "settings"),
+    [(torch.float64, {"class_weights": WEIGHTS.tolist()}), (torch.float32, {})],
+)
+def test_a_pipeline_labels_scenes_as_one_device_does(tmp_path, dtype, settings) -> None:
+    """In microbatches of unlike numbers of points, one of which has no labels; with labels on the
+    sites of an input that the first stage keeps, or casts.
+    """
+    expected, logged = trained(0, tmp_path, dtype, settings)
     assert {"val/mean_iou", "val/class_accuracy", "test/iou/3", "test/class_accuracy"} <= set(
         logged
     )
     strategy = SynchronousPipelineStrategy(microbatches=3, config="1-1", cuts=[2], timeout_s=60)
-    work = partial(trained, module_settings=settings, strategy=strategy, devices=2)
+    given = {"dtype": dtype, "module_settings": settings}
+    work = partial(trained, **given, strategy=strategy, devices=2)
     for weight, told in processes.run(work, 2, tmp_path):
         if weight is not None:
             torch.testing.assert_close(weight, expected, rtol=1e-9, atol=1e-12)

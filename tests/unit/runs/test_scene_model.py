@@ -26,8 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(tmp_path_factory.mktemp("labelled"))
         patch.setenv("OMP_NUM_THREADS", "1")
         write_scenes(Path("scenes"))
-        features = ("data.features=[color,height]", "++model.in_channels=4")
-        yield run_job(composed(*TRAINING, *features)).path
+        yield run_job(composed(*TRAINING, "data.features=[color,height]")).path
 
 
 @pytest.fixture(scope="module")

@@ -38,8 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(tmp_path_factory.mktemp("labelled"))
         patch.setenv("OMP_NUM_THREADS", "1")
         write_scenes(Path("scenes"))
-        height = ("data.features=[height]", "++model.in_channels=1")
-        found = run_job(composed(*TRAINING, *height)).path
+        found = run_job(composed(*TRAINING, "data.features=[height]")).path
         write_ply(Path("new/a/scan.ply"), 5)
         write_ply(Path("new/unknown.ply"), 6, values=(3, 4, 5))
         points_P3, labels_P = room(7)
