@@ -26,19 +26,17 @@ def mean_loss(
     Without ``class_weights_K`` that sum is the number of labels that count: those of samples,
     voxels or points other than -100. Where it is 0, the loss is 0, not NaN as PyTorch's.
     """
+    weights_K = None if class_weights_K is None else class_weights_K.to(logits.dtype)
     if label.dtype.is_floating_point:
-        counts_K = label.sum(0, dtype=torch.float64)
-        total = float(counts_K.sum() if class_weights_K is None else counts_K @ class_weights_K)
+        counts_K = label.double().sum(0)
+        total = float(counts_K.sum() if weights_K is None else counts_K @ weights_K.double())
         target_NK = (1 - label_smoothing) * label
         if label_smoothing:
             target_NK = target_NK + label_smoothing / label.shape[1] * label.sum(1, keepdim=True)
-        weights_K = None if class_weights_K is None else class_weights_K.to(logits.dtype)
         loss = F.cross_entropy(logits, target_NK, weights_K, reduction="sum")
         return (loss / total if total else 0 * logits.sum()), total
-    weights_K = None
-    if class_weights_K is not None:
-        weights_K = class_weights_K.to(logits.dtype)
-        total = float(class_weights_K[label[label != IGNORED]].sum())
+    if weights_K is not None:
+        total = float(weights_K.double()[label[label != IGNORED]].sum())
     else:
         total = int((label != IGNORED).sum()) if label.dim() > 1 else label.numel()
     if not total:

@@ -188,9 +188,10 @@ def _names(files: Sequence[Path]) -> list[str]:
     """
     around = os.path.commonpath([file.absolute().parent for file in files])
     within = [file.absolute().relative_to(around) for file in files]
-    counts = Counter(path.with_suffix("") for path in within)
-    short = [path.with_suffix("") if counts[path.with_suffix("")] == 1 else path for path in within]
-    return [path.as_posix() for path in short]
+    pairs = zip(files, within, strict=True)
+    short = [name.with_suffix("") if file.is_file() else name for file, name in pairs]
+    counts = Counter(short)
+    return [(s if counts[s] == 1 else w).as_posix() for s, w in zip(short, within, strict=True)]
 
 
 def _class_rows(classes: Sequence[str], each: LabelledScene) -> list[dict[str, Any]]:
