@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,8 +66,8 @@ def read_text_points(path: Path) -> NDArray[np.float64]:
     Raises:
         ValueError: columns have names, but not those of coordinates, or a point is invalid.
     """
-    text = _Text.read(path)
-    return text.numbers(_coordinate_columns(text.header, text.delimiter, text.width))
+    header, points, delimiter, width = _lines(path)
+    return _numbers(points, delimiter, _coordinate_columns(header, delimiter, width))
 
 
 def read_text_table(path: Path) -> tuple[list[str], NDArray[np.float64]]:
@@ -80,11 +79,11 @@ def read_text_table(path: Path) -> tuple[list[str], NDArray[np.float64]]:
     Raises:
         ValueError: a point is invalid.
     """
-    text = _Text.read(path)
-    header = text.header[-1].lstrip("#/ ") if text.header else ""
-    names = [name.strip(" \"'").lower() for name in header.split(text.delimiter)]
-    is_named = len(names) == text.width and {*"xyz"} <= {*names}
-    return names if is_named else [], text.numbers()
+    header, points, delimiter, width = _lines(path)
+    last = header[-1].lstrip("#/ ") if header else ""
+    names = [name.strip(" \"'").lower() for name in last.split(delimiter)]
+    is_named = len(names) == width and {*"xyz"} <= {*names}
+    return names if is_named else [], _numbers(points, delimiter)
 
 
 def read_las(path: Path) -> dict[str, NDArray[Any]]:
@@ -137,41 +136,34 @@ def read_pcd_points(path: Path) -> NDArray[Any]:
     return points_Q3.compress(np.isfinite(points_Q3).all(axis=1), axis=0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """A text with points, of which the first has ``width`` words, after the lines ``header``."""
+def _lines(path: Path) -> tuple[list[str], list[str], str | None, int]:
+    """Returns a text's lines before the first point, its points, their delimiter and columns."""
+    # A header or a comment may be in another encoding, in which numbers are the same.
+    lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+    for start, line in enumerate(lines[:_HEADER_LINES]):  # noqa: B007
+        delimiter = next((each for each in ";," if each in line), None)
+        words = _COMMENT.sub("", line).rstrip(f"{delimiter or ''} \t").split(delimiter)
+        try:
+            if len([float(word) for word in words[:3]]) == 3:
+                break
+        except ValueError:
+            continue
+    else:
+        raise ValueError(f"none of its first {_HEADER_LINES} lines begins with three numbers")
+    header = [line for line in lines[:start] if line.strip()]
+    points = [line for line in lines[start:] if line.strip()]
+    if path.suffix.lower() == ".pts" and header and header[-1].strip() != str(len(points)):
+        raise ValueError(f"it has {len(points)} points, but {header[-1].strip()} in its header")
+    return header, points, delimiter, len(words)
 
-    header: list[str]
-    points: list[str]
-    delimiter: str | None
-    width: int
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        # A header or a comment may be in another encoding, in which numbers are the same.
-        lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-        for start, line in enumerate(lines[:_HEADER_LINES]):  # noqa: B007
-            delimiter = next((each for each in ";," if each in line), None)
-            words = _COMMENT.sub("", line).rstrip(f"{delimiter or ''} \t").split(delimiter)
-            try:
-                if len([float(word) for word in words[:3]]) == 3:
-                    break
-            except ValueError:
-                continue
-        else:
-            raise ValueError(f"none of its first {_HEADER_LINES} lines begins with three numbers")
-        header = [line for line in lines[:start] if line.strip()]
-        points = [line for line in lines[start:] if line.strip()]
-        if path.suffix.lower() == ".pts" and header and header[-1].strip() != str(len(points)):
-            raise ValueError(f"it has {len(points)} points, but {header[-1].strip()} in its header")
-        return cls(header, points, delimiter, len(words))
-
-    def numbers(self, columns: list[int] | None = None) -> NDArray[np.float64]:
-        comments, delimiter = ["#", "//"], self.delimiter
-        table_QC: NDArray[np.float64] = np.loadtxt(
-            self.points, delimiter=delimiter, usecols=columns, comments=comments, ndmin=2
-        )
-        return table_QC
+def _numbers(
+    points: list[str], delimiter: str | None, columns: list[int] | None = None
+) -> NDArray[np.float64]:
+    table_QC: NDArray[np.float64] = np.loadtxt(
+        points, delimiter=delimiter, usecols=columns, comments=["#", "//"], ndmin=2
+    )
+    return table_QC
 
 
 def _coordinate_columns(header: list[str], delimiter: str | None, width: int) -> list[int]:

@@ -16,7 +16,7 @@ from scipy.ndimage import map_coordinates, uniform_filter1d
 
 from sparsepipe.data.augment import Augment, Axis
 from sparsepipe.data.points import FloatArray
-from sparsepipe.data.scenes.scene import Scene
+from sparsepipe.data.scenes.scene import Scene, bounds_of
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.arguments import checked
 
@@ -81,7 +81,7 @@ class SceneAugment:
             kept_P = rng.random(len(scene)) >= rng.uniform(0, self.dropout)
             scene = scene.take(kept_P) if kept_P.any() else scene
         up = "xyz".index(up_axis)
-        low_3, high_3 = scene.coords_P3.min(axis=0), scene.coords_P3.max(axis=0)
+        low_3, high_3 = bounds_of(scene.coords_P3)
         middle_3 = (low_3 + high_3) / np.float32(2)
         middle_3[up] = low_3[up]
         pose_33 = Augment(rotate_deg=self.rotate_deg, flip=self.flip).pose(rng, up_axis=up_axis)
@@ -101,7 +101,7 @@ class SceneAugment:
 
     def _colored(self, color_P3: FloatArray, rng: Generator) -> FloatArray:
         if rng.random() < self.color_contrast:
-            low_3, high_3 = color_P3.min(axis=0), color_P3.max(axis=0)
+            low_3, high_3 = bounds_of(color_P3)
             blend = np.float32(rng.random())
             stretched_P3 = (color_P3 - low_3) / np.maximum(high_3 - low_3, np.float32(1 / 255))
             color_P3 = blend * stretched_P3 + (1 - blend) * color_P3
@@ -153,8 +153,8 @@ def _elastic(
     coords_P3: FloatArray, rng: Generator, *, distance: float, strength: float
 ) -> FloatArray:
     """Moves points by smooth noise, as in the augmentation of MinkowskiEngine's examples."""
-    low_3 = coords_P3.min(axis=0)
-    sizes = ((coords_P3.max(axis=0) - low_3) // distance).astype(int) + 3
+    low_3, high_3 = bounds_of(coords_P3)
+    sizes = ((high_3 - low_3) // distance).astype(int) + 3
     noise = rng.standard_normal((3, *sizes), np.float32)
     for axis in (1, 2, 3) * 2:
         noise = uniform_filter1d(noise, 3, axis=axis, mode="constant")

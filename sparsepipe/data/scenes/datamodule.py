@@ -74,8 +74,7 @@ class SceneDataModule(SplitDataModule):
         classes: names of the classes, in the order of the labels; None: those of the source, or
             the numbers.
         ignore: labels in files that do not count, besides negative ones.
-        learning_map: class number of each label in files, or -100 where it does not count; or the
-            path of a YAML file with such a mapping.
+        learning_map: as in :class:`SceneReader`.
         columns: names of the columns of files that do not name them.
         label: name of the column of labels; None: the first known name.
         split: as in ``SceneFolder``, like ``group``; None for other sources.
@@ -93,7 +92,7 @@ class SceneDataModule(SplitDataModule):
         source: Callable[..., Any],
         cache_dir: Path | str,
         voxel_size: Metres = 0.05,
-        features: Sequence[str] = ("constant",),
+        features: Annotated[Sequence[str], Field(min_length=1)] = ("constant",),
         reduce: Literal["mean", "first"] = "mean",
         up_axis: Axis = "z",
         crop_points: Count | None = None,
@@ -102,7 +101,7 @@ class SceneDataModule(SplitDataModule):
         augment: SceneAugment | None = None,
         classes: Sequence[str] | None = None,
         ignore: Value | Sequence[Value] | None = None,
-        learning_map: Mapping[Value, int] | str | None = None,
+        learning_map: Mapping[Value, int] | Sequence[Any] | str | None = None,
         columns: Sequence[str] | None = None,
         label: str | None = None,
         split: float | str | Mapping[str, Any] | None = None,

@@ -47,12 +47,13 @@ class SceneReader:
         label: name of the column of labels; None: the first that is usual for it.
         classes: names of the classes; None: those of the learning map, if it has any.
         ignore: labels in files that do not count, besides negative ones.
-        learning_map: class number of each label in files, negative where it does not count; or the
-            path of a YAML file with such a mapping, also in the layout of ``semantic-kitti.yaml``.
-            None: labels are class numbers, or names of ``classes``.
+        learning_map: class number of each label in files, negative where it does not count; or, for
+            each class, its labels in files; or the path of a YAML file with such a mapping, also in
+            the layout of ``semantic-kitti.yaml``. None: labels are class numbers, or names of
+            ``classes``.
 
     Raises:
-        ConfigError: the file of the learning map is not valid.
+        ConfigError: the learning map is not valid, or has classes that ``classes`` does not name.
     """
 
     features: Sequence[str] | None = None
@@ -60,7 +61,7 @@ class SceneReader:
     label: str | None = None
     classes: Sequence[str] | None = None
     ignore: Value | Sequence[Value] | None = None
-    learning_map: Mapping[Value, int] | str | None = None
+    learning_map: Mapping[Value, int] | Sequence[Any] | str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.learning_map, str):
@@ -69,11 +70,20 @@ class SceneReader:
             with explained(path, "learning map", error=ConfigError, remedy=remedy):
                 names, numbers = _learning_map(parse_yaml(read_text(path)))
             object.__setattr__(self, "classes", self.classes or names)
-        else:
+        elif isinstance(self.learning_map, Mapping | None):
             numbers = self.learning_map or {}
+        else:
+            listed = [[each] if isinstance(each, Value) else each for each in self.learning_map]
+            numbers = {value: number for number, each in enumerate(listed) for value in each}
         # Keys are text in JSON.
         whole = {int(n) if str(n).lstrip("-").isdecimal() else n: numbers[n] for n in numbers}
         object.__setattr__(self, "learning_map", whole or None)
+        if self.classes and max(whole.values(), default=0) >= len(self.classes):
+            raise ConfigError(
+                f"data.learning_map has the class {max(whole.values())}, but data.classes names "
+                f"{len(self.classes)} classes, from 0",
+                remedy="name all classes, or correct the map",
+            )
 
     def __call__(self, path: Path) -> Scene:
         """Returns the scene of a file or folder, with class numbers as labels.
@@ -233,7 +243,7 @@ def _learning_map(tree: Any) -> tuple[tuple[str, ...], Mapping[Value, int]]:
 
 def _color(values: NDArray[Any]) -> NDArray[Any]:
     """Returns colours in [0, 1], of shares, bytes or 16-bit numbers."""
-    top = values.max(initial=0)
+    top = np.nanmax(values, initial=0)
     if values.dtype.kind == "f" and top <= 1:
         return values
     return values / (255 if top <= 255 else 65535)

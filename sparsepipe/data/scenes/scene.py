@@ -52,10 +52,11 @@ class Scene:
 
     def take(self, rows: NDArray[Any]) -> Scene:
         """Returns the scene of some points: their numbers in any order, or a mask [P]."""
+        rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows  # several times as fast
         return replace(
             self,
-            coords_P3=self.coords_P3[rows],
-            features={name: values[rows] for name, values in self.features.items()},
+            coords_P3=self.coords_P3.take(rows, axis=0),
+            features={name: values.take(rows, axis=0) for name, values in self.features.items()},
             labels_P=None if self.labels_P is None else self.labels_P[rows],
         )
 
@@ -69,6 +70,12 @@ def mirrored(scene: Scene, axes: Sequence[int]) -> Scene:
         for name, values in scene.features.items()
     }
     return replace(scene, coords_P3=scene.coords_P3 * signs_3, features=features)
+
+
+def bounds_of(values_PC: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Returns the lowest and the highest value of each column, [C] and [C]."""
+    values_CP = np.ascontiguousarray(values_PC.T)  # along rows, numpy is many times faster
+    return values_CP.min(axis=1), values_CP.max(axis=1)
 
 
 def channels_of(features: Iterable[str]) -> int:
@@ -124,9 +131,10 @@ class SceneVoxels:
         """
         if not len(scene):
             raise DataError("a scene has no points", remedy="leave it out, or use larger crops")
-        cells_P3 = np.floor(scene.coords_P3 / np.float64(self.voxel_size)).astype(np.int64)
-        cells_P3 -= cells_P3.min(axis=0)
-        x, y, z = (int(size) for size in cells_P3.max(axis=0) + 1)
+        coords_3P = np.ascontiguousarray(scene.coords_P3.T, np.float64)
+        cells_3P = np.floor(coords_3P / self.voxel_size).astype(np.int64)
+        cells_3P -= cells_3P.min(axis=1, keepdims=True)
+        x, y, z = (int(size) for size in cells_3P.max(axis=1) + 1)
         if max(x, y, z) > MAX_COORDINATE:
             raise DataError(
                 f"a scene has {x} x {y} x {z} voxels of {self.voxel_size:g} m, more than "
@@ -135,7 +143,7 @@ class SceneVoxels:
                 "points that lie far from all others",
             )
         keys_N, rows_P = np.unique(
-            (cells_P3[:, 0] * y + cells_P3[:, 1]) * z + cells_P3[:, 2], return_inverse=True
+            (cells_3P[0] * y + cells_3P[1]) * z + cells_3P[2], return_inverse=True
         )
         coords_N3 = np.stack([keys_N // (y * z), keys_N // z % y, keys_N % z], 1).astype(np.int32)
         points_PC = np.concatenate([self._feature(name, scene) for name in self.features], axis=1)
@@ -161,7 +169,7 @@ class SceneVoxels:
             height_P1: FloatArray = scene.coords_P3[:, up, None] - floor
             return height_P1
         if name == "coord":
-            low_3, high_3 = scene.coords_P3.min(axis=0), scene.coords_P3.max(axis=0)
+            low_3, high_3 = bounds_of(scene.coords_P3)
             middle_3 = (low_3 + high_3) / np.float32(2)
             middle_3[up] = low_3[up]
             moved_P3: FloatArray = scene.coords_P3 - middle_3

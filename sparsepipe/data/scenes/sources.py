@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from sparsepipe.data.files import (
     digest_values,
     explaining_storage,
     locked,
+    log_once,
     new_array,
     require_root,
     scan_files,
@@ -47,8 +48,6 @@ _VERSION = 2
 """Increased with any change to the files of the cache."""
 _BYTES_PER_WORKER = 50e6
 """Bytes of scenes that justify starting a process that reads them."""
-_SHARE = 0.2
-"""Share for testing where nothing divides the scenes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,20 +133,24 @@ class SceneFolder:
         if isinstance(split, Mapping):
             found = _by_names(self.root, names, split)
         else:
-            found = {
-                part: [n for n in names if part in n.lower().split("/")[:-1]] for part in PARTS
-            }
-            if split is not None or not found["train"]:
+            folders = {name: {*name.lower().split("/")[:-1]} for name in names}
+            found = {part: [n for n in names if part in folders[n]] for part in PARTS}
+            if split is None and found["train"]:
+                outside = [name for name in names if not folders[name] & {*PARTS}]
+                if outside:
+                    log_once(f"scenes outside train, val and test are left out: {named(outside)}")
+            else:
                 groups = {name: self._group_of(name) for name in names}
-                tested = _share(groups.values(), _SHARE if split is None else split)
+                tested = _share(groups.values(), 0.2 if split is None else split)
                 test = [name for name in names if groups[name] in tested]
-                found = {"train": [n for n in names if n not in {*test}], "val": [], "test": test}
+                found = {"train": sorted({*names} - {*test}), "val": [], "test": test}
         if not found["test"]:
             found = {**found, "test": found["val"], "val": []}
         if not found["train"]:
             raise DataError(
-                f"{self.root} has {len(names)} scenes, but none for training",
-                remedy="correct data.split or data.source.pattern",
+                f"{self.root} has {len(names)} scenes, none of which is for training",
+                remedy="correct data.split and data.source.pattern, or set data.root to a folder "
+                f"with files of {', '.join(READERS)}",
             )
         return found
 
@@ -178,8 +181,10 @@ class SceneFolder:
         names = [*self._names[split], *held]
         directories = stored_scenes(self.root, names, reader=self._reader, cache=self._cache)
         files, records = [str(self.root / name) for name in names], _records(directories)
+        reader = self._reader  # which may find the classes in the split train
+        reader = reader if split == "train" else replace(reader, classes=self.classes)
         for file, record in zip(files, records, strict=True):
-            self._reader.class_numbers(record["values"] or (), source=file)
+            reader.class_numbers(record["values"] or (), source=file)
             if split == "train" and record["values"] is None:
                 raise DataError(
                     f"{file} is for training, but its points have no labels",
@@ -188,7 +193,7 @@ class SceneFolder:
         return SceneSet(
             directories=directories,
             files=files,
-            reader=self._reader,
+            reader=reader,
             labels_S=np.array([-1 if r["values"] is None else 0 for r in records], np.int64),
             groups=[self._group_of(name) for name in names],
             held_S=np.arange(len(names)) >= len(names) - len(held),
@@ -217,11 +222,6 @@ def scene_names(root: Path) -> list[str]:
             scenes = [name for name in visible if is_scene(Path(place, name))]
             found += [Path(place, name) for name in scenes]
             folders[:] = {*folders}.difference(scenes)
-    if not found:
-        raise DataError(
-            f"{root} has no scenes",
-            remedy=f"set data.root to a folder with files of {', '.join(READERS)}",
-        )
     return sorted(path.relative_to(root).as_posix() for path in found)
 
 

@@ -148,6 +148,7 @@ def test_groups_stay_together(tmp_path: Path) -> None:
         ({"classes": ["a", "b", "c"]}, "labels of no class: 3"),
         ({"learning_map": {0: 0, 1: 1}}, "labels of no class: 2, 3"),
         ({"learning_map": "absent.yaml"}, "absent.yaml"),
+        ({"learning_map": {0: 2}, "classes": ["a", "b"]}, "class 2"),
         ({"label": "class"}, "have no labels"),
         ({"voxel_size": 1e-7}, "root/Area_.* voxels of 1e-07 m"),
     ],
@@ -157,6 +158,13 @@ def test_wrong_settings_are_refused(settings: Any, what: str, tmp_path: Path) ->
     root = write(tmp_path / "root", *AREAS)
     with pytest.raises((ConfigError, DataError), match=what):
         next(iter(opened(root, **settings).test_dataloader()))
+
+
+def test_labels_that_only_test_scenes_have_are_refused(tmp_path: Path) -> None:
+    root = write(tmp_path / "root", "train/a")
+    write(root, "test/b", label=np.full(POINTS, 9))
+    with pytest.raises(DataError, match=r"test/b\.npz has labels of no class: 9"):
+        opened(root)
 
 
 @pytest.mark.parametrize("settings", [{"scale": [2, 1]}, {"elastic": [[1, 2, 3]]}])
@@ -180,6 +188,7 @@ KITTI = {
         ({"ignore": [0, 3]}, "012", [-100, -100, 1, 2, -100]),
         ({"classes": "wxyz", "ignore": 2}, "wxyz", [-100, 0, 1, -100, 3]),
         ({"learning_map": {0: -1, 1: 1, 2: 0, "3": 1}}, "01", [-100, -100, 1, 0, 1]),
+        ({"learning_map": [[1, 3], 0], "ignore": 2}, "01", [-100, 1, 0, -100, 0]),
         ({"learning_map": "map.yaml"}, ["car", "bicycle"], [-100, -100, 1, 0, 0]),
     ],
 )
