@@ -149,8 +149,8 @@ def time_interleaved(
     return seconds
 
 
-def main() -> None:
-    """Parse the command line, measure and print the table."""
+def parsed() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--network", choices=sorted(BLOCKS), default="minkunet18")
     parser.add_argument("--size", type=float, default=2.5, help="length of the room, in metres")
@@ -158,9 +158,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-spconv", action="store_true")
+    parser.add_argument("--glibc", action="store_true", help="give freed memory back as glibc does")
     parser.add_argument("--profile", action="store_true", help="print where one step's time goes")
-    args = parser.parse_args()
-    keep_freed_memory()  # as trainings do
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Parse the command line, measure and print the table."""
+    args = parsed()
+    if not args.glibc:
+        keep_freed_memory()  # as trainings of SparsePipe do
     scene = make_scene(args.size, args.seed)
     torch.manual_seed(args.seed)
     network = getattr(models, args.network)(CLASSES, in_channels=FEATURES)

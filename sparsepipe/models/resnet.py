@@ -39,7 +39,7 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.main = main
         self.shortcut = shortcut
-        self.relu = sparse.ReLU()
+        self.relu = sparse.ReLU(inplace=True)
 
     def forward(self, x: sparse.SparseTensor) -> sparse.SparseTensor:
         out: sparse.SparseTensor = self.relu(sparse.add(self.main(x), self.shortcut(x)))
@@ -65,9 +65,12 @@ def residual_block(
         return [sparse.Conv3d(before, after, size, stride=stride, backend=backend), norm(after)]
 
     after = _EXPANSION * channels if bottleneck else channels
-    main = [*conv(before, channels, *((1, 1) if bottleneck else (3, stride))), sparse.ReLU()]
+    main = [
+        *conv(before, channels, *((1, 1) if bottleneck else (3, stride))),
+        sparse.ReLU(inplace=True),
+    ]
     if bottleneck:
-        main += [*conv(channels, channels, 3, stride), sparse.ReLU()]
+        main += [*conv(channels, channels, 3, stride), sparse.ReLU(inplace=True)]
     main += conv(channels, after, 1 if bottleneck else 3)
     has_sum = stride == 1 and before == after
     shortcut = nn.Identity() if has_sum else nn.Sequential(*conv(before, after, 1, stride))
@@ -88,7 +91,7 @@ class Up(nn.Module):
         super().__init__()
         self.up = sparse.InverseConv3d(in_channels, out_channels, 2, stride=2, backend=backend)
         self.norm = norm(out_channels)
-        self.relu = sparse.ReLU()
+        self.relu = sparse.ReLU(inplace=True)
 
     def forward(self, input: SparseValue) -> SparseValue:
         """Returns ``out_channels`` and the kept tensor's channels, on its sites."""

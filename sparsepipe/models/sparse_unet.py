@@ -81,13 +81,15 @@ def sparse_unet(
     layers: list[nn.Module] = []
     before = in_channels
     for size in stem:
-        layers += [conv(before, sizes[0], size), norm(sizes[0]), sparse.ReLU()]
+        layers += [conv(before, sizes[0], size), norm(sizes[0]), sparse.ReLU(inplace=True)]
         before = sizes[0]
     levels: list[list[nn.Module]] = [[nn.Sequential(*layers)]]
     for level in range(half):
         before, after = sizes[level], sizes[level + 1]
         between = after if widening == "downsampling" else before
-        down = nn.Sequential(conv(before, between, 2, stride=2), norm(between), sparse.ReLU())
+        down = nn.Sequential(
+            conv(before, between, 2, stride=2), norm(between), sparse.ReLU(inplace=True)
+        )
         levels.append([down, *run(between, after, blocks[level])])
     entries = chained(levels)
     for level in range(half, len(channels)):

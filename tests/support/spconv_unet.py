@@ -16,9 +16,8 @@ from sparsepipe.sparse import SparseTensor
 def spconv() -> Any:
     """The module, or a skipped test; on one thread, since its CPU wheel sums wrongly on more."""
     module = pytest.importorskip("spconv.pytorch", reason="spconv, a peer, is not installed")
-    if not torch.cuda.is_available():
-        # Its backward asks for a CUDA stream even where it goes on to compute on the CPU.
-        module.ops.get_current_stream = lambda: 0
+    # Its backward asks for a CUDA stream even where it goes on to compute on the CPU.
+    module.ops.get_current_stream = lambda: 0
     torch.set_num_threads(1)
     return module
 

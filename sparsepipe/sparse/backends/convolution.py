@@ -102,15 +102,19 @@ class _Convolution(torch.autograd.Function):
         plan = kernel_map.gather_plan(_block_rows(kernel_map, kernel_KCD))
         feats_NC = feats_NC.contiguous()
         kernels, centre = kernel_KCD.unbind(0), kernel_map.spec.centre
-        sums = []
+        out_MD = feats_NC.new_empty(kernel_map.num_outputs, kernel_KCD.shape[2])
         for block in plan:
             parts = _allocate_parts(block, kernel_KCD.shape[2], feats_NC)
             for k, (rows_P, part) in enumerate(_by_offset(block, block.sources_P, parts)):
                 if k == centre or part.shape[0]:  # at the centre every row is its own source
                     read = _rows("gathered", feats_NC, block, None if k == centre else rows_P)
                     torch.mm(read, kernels[k], out=part)
-            sums.append(_bag_sum(parts, block))
-        return torch.cat(sums) if len(sums) > 1 else sums[0]
+            summed = _bag_sum(parts, block)
+            if len(plan) == 1:
+                return summed
+            # Copied at once: the sum of one block is still in the cache, those of all are not.
+            out_MD[block.first : block.last] = summed
+        return out_MD
 
     @staticmethod
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -245,7 +249,7 @@ def _gradients(
     if kernel_map.spec.is_symmetric:
         # A symmetric window's forward plan lists the readers of offset k under K - 1 - k.
         kernels, slots = kernels[::-1], None if slots is None else slots[::-1]
-    sums = []
+    grad_feats = feats_NC.new_empty(feats_NC.shape) if need_feats else None
     for b, block in enumerate(plan):
         parts = _allocate_parts(block, feats_NC.shape[1], feats_NC)
         own_rows = block.rows_P.split_with_sizes(block.counts)
@@ -258,13 +262,12 @@ def _gradients(
                 _accumulate(slots[k], own.t(), read, first=b == 0)
             if need_feats and part.shape[0]:
                 torch.mm(read, kernels[k], out=part)
-        if need_feats:
-            sums.append(_bag_sum(parts, block))
+        if grad_feats is not None and len(plan) > 1:
+            grad_feats[block.first : block.last] = _bag_sum(parts, block)
+        elif need_feats:
+            grad_feats = _bag_sum(parts, block)
     if grad_kernel is not None:
         grad_kernel = grad_kernel.to(kernel_KCD.dtype)
-    grad_feats = None
-    if need_feats:
-        grad_feats = torch.cat(sums) if len(sums) > 1 else sums[0]
     return grad_feats, grad_kernel
 
 
