@@ -143,6 +143,14 @@ class SceneDataModule(SplitDataModule):
         """Number of features of a voxel."""
         return self._voxels.in_channels
 
+    def class_counts(self) -> IntArray:
+        """Returns the number of points of each class in the split train, int64 [K]."""
+        scenes, counts_K = self.samples("train"), np.zeros(self.num_classes, np.int64)
+        for labels_P in (scenes.read(index).labels_P for index in range(len(scenes.files))):
+            if labels_P is not None:
+                counts_K += np.bincount(labels_P[labels_P >= 0], minlength=self.num_classes)
+        return counts_K
+
     def preprocessing(self) -> ScenePreprocessing:
         """Returns what makes a network's input of any scene, as of a test scene."""
         return ScenePreprocessing(reader=self._reader, voxels=self._voxels)

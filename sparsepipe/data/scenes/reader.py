@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sparsepipe.data.files import explaining_file, log_once
 from sparsepipe.data.listing import named
-from sparsepipe.data.points import IntArray
+from sparsepipe.data.points import ExactArray, IntArray
 from sparsepipe.data.scenes.formats import READERS, Columns, is_scene, read_columns
 from sparsepipe.data.scenes.scene import DERIVED, IGNORED, WIDTHS, Scene
 from sparsepipe.errors import ConfigError, DataError
@@ -111,7 +111,7 @@ class SceneReader:
             explaining_file(path, what="is not a valid scene", extra="scenes", remedy=remedy),
             np.errstate(all="ignore"),  # values that are not finite are refused
         ):
-            return self._parsed(read_columns(path, names=self.columns or ()), path)
+            return self.scene_of(read_columns(path, names=self.columns or ()), source=path)
 
     def class_numbers(self, values: Sequence[Value], *, source: object) -> IntArray:
         """Returns the class number of each label in files, -100 for those that do not count.
@@ -146,7 +146,15 @@ class SceneReader:
         first = {number: value for value, number in reversed([*numbers.items()])}
         return [first.get(number, number) for number in range(num_classes)]
 
-    def _parsed(self, columns: Columns, path: Path) -> tuple[Scene, tuple[Value, ...]]:
+    def positions(self, path: Path) -> ExactArray:
+        """Returns the positions of all points of a file or folder that :meth:`parse` can read, also
+        those that are not finite, float64 [Q, 3].
+        """
+        columns = read_columns(path, names=self.columns or ())
+        return np.asarray(_joined(columns, label=self.label)["coord"], np.float64)
+
+    def scene_of(self, columns: Columns, *, source: object) -> tuple[Scene, tuple[Value, ...]]:
+        """Returns the scene of columns as :meth:`parse` does; raises a ValueError."""
         found = _joined(columns, label=self.label)
         exact_P3, raw_P = found.pop("coord", np.empty(0)), found.pop("label", None)
         if exact_P3.shape[1:] != (3,) or not len(exact_P3) or exact_P3.dtype.kind not in "iuf":
@@ -166,7 +174,7 @@ class SceneReader:
             labels = "no" if raw_P is None else raw_P.size
             raise ValueError(f"it has {finite_P.sum()} finite positions, but {labels} labels")
         if not finite_P.all():
-            log_once(f"{path}: {(~finite_P).sum()} points are left out, whose positions are NaN")
+            log_once(f"{source}: {(~finite_P).sum()} points are left out, whose positions are NaN")
         origin_3 = np.zeros(3)
         if exact_P3.dtype != np.float32:  # positions on maps need more digits than float32 has
             origin_3 = np.floor(exact_P3[finite_P].min(axis=0).astype(np.float64))

@@ -5,7 +5,7 @@ Shapes: P points, N occupied voxels, C channels, K classes, 3 axes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -59,6 +59,17 @@ class Scene:
             features={name: values.take(rows, axis=0) for name, values in self.features.items()},
             labels_P=None if self.labels_P is None else self.labels_P[rows],
         )
+
+
+def mirrored(scene: Scene, axes: Sequence[int]) -> Scene:
+    """Returns a scene mirrored along some axes, with its normals."""
+    signs_3 = np.ones(3, np.float32)
+    signs_3[list(axes)] = -1
+    features = {
+        name: values * signs_3 if name == "normal" else values
+        for name, values in scene.features.items()
+    }
+    return replace(scene, coords_P3=scene.coords_P3 * signs_3, features=features)
 
 
 def bounds_of(values_PC: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -190,7 +190,8 @@ def without_input(batch: Any, value: Any) -> Any:
     """Returns a batch whose tensors have no data (device "meta") if they share memory with the
     layers' input ``value``. Where one node of them is no list, tuple, dict or tensor, such as the
     sparse tensor that ``value`` was cast from, it loses the data of all its tensors; where several
-    share memory, such as sparse labels on the sites of the input, each loses what is shared.
+    share memory, such as sparse labels on the sites of the input, each loses what is shared, unless
+    the input was cast, so that it cannot be told from the others.
     """
 
     def storages(tree: Any) -> set[int]:
@@ -206,7 +207,8 @@ def without_input(batch: Any, value: Any) -> Any:
     of_input = storages(value)
     units, spec = pytree.tree_flatten(batch, is_leaf=lambda node: not isinstance(node, _CONTAINERS))
     sharing = [n for n, unit in enumerate(units) if not of_input.isdisjoint(storages(unit))]
-    for number in sharing:
+    is_cast = not any(storages(units[number]) <= of_input for number in sharing)
+    for number in sharing if len(sharing) == 1 or not is_cast else ():
         units[number] = pytree.tree_map_only(Tensor, emptied, units[number])
     return pytree.tree_unflatten(units, spec)
 

@@ -265,6 +265,8 @@ def test_a_sparse_tensor_is_left_out_as_a_whole_but_not_labels_on_its_sites() ->
     assert shared["x"].feats.is_meta
     assert shared["label"].coords.is_meta
     assert shared["label"].feats is counts.feats
+    both = {"x": x, "label": counts}  # of which either could be the input, cast
+    assert without_input(both, x.to(torch.float64)) == both
 
 
 class Mixing(Net):
