@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--train-rooms", type=int, default=240)
     parser.add_argument("--test-rooms", type=int, default=48)
     parser.add_argument("--seed", type=int, default=0, help="seed of the rooms (0)")
-    parser.add_argument("--voxel-size", type=float, default=0.05, help="metres (0.05)")
+    parser.add_argument("--voxel-size", type=float, default=0.1, help="metres (0.1)")
     parser.add_argument("--per-room", type=int, default=500, help="training voxels a room (500)")
     parser.add_argument("--neighbours", type=int, nargs="+", default=[1, 15])
     options = parser.parse_args()
