@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from sparsepipe.callbacks.metrics import epoch_metrics
 from sparsepipe.runtime.collectives import process_group
+from sparsepipe.sparse import SparseTensor
 from sparsepipe.utils.progress import SILENCE, Count, Silence
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,8 @@ def batch_size_of(batch: Any) -> int:
         return len(batch)
     if isinstance(batch, Mapping):
         if "label" in batch:
-            return len(batch["label"])
+            label = batch["label"]
+            return label.batch_size if isinstance(label, SparseTensor) else len(label)
         if batch and all(isinstance(each, Mapping) for each in batch.values()):
             return sum(map(batch_size_of, batch.values()))
         batch = list(batch.values())

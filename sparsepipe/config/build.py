@@ -10,6 +10,7 @@ from torch import nn
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.schema import Loss
 from sparsepipe.config.sweep_environment import inventory_seen_by_sweep
 from sparsepipe.data import ShapeDataModule
 from sparsepipe.emulate.layout import on_processors
@@ -78,15 +79,25 @@ def build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningMod
             "fewer classes, select them with a setting of data",
         )
     given = {"num_classes": num_classes, "class_names": classes}
+    if channels is not None:
+        given["in_channels"] = channels
     if (domains := getattr(data, "domains", None)) is not None:
         given["domains"] = list(domains)
     model = spec.model.build_with(**given)
     if isinstance(model, nn.Sequential | DomainSeparationNetwork):
         check_input(getattr(data, "input_kind", None), input_kind(model))
-    return model if isinstance(model, pl.LightningModule) else _wrapped(model, spec, given)
+    if spec.loss != Loss() and not isinstance(model, nn.Sequential):
+        raise ConfigError(
+            f"loss is set, but a {type(model).__name__} has a loss of its own",
+            remedy="leave loss.class_weights and loss.lovasz at their defaults, or choose a plain "
+            "network",
+        )
+    return model if isinstance(model, pl.LightningModule) else _wrapped(model, spec, given, data)
 
 
-def _wrapped(model: Any, spec: RunSpec, given: Mapping[str, Any]) -> pl.LightningModule:
+def _wrapped(
+    model: Any, spec: RunSpec, given: Mapping[str, Any], data: pl.LightningDataModule
+) -> pl.LightningModule:
     """Wraps ``model``, which was built with ``given`` among its arguments, in a LightningModule."""
     settings = {"optimizer": spec.optim.optimizer, "schedule": spec.optim.schedule}
     built: dict[str, Any] = {name: t and t.build() for name, t in settings.items()}
@@ -98,6 +109,7 @@ def _wrapped(model: Any, spec: RunSpec, given: Mapping[str, Any]) -> pl.Lightnin
         arguments |= {
             "num_classes": given["num_classes"],
             "label_smoothing": spec.optim.label_smoothing,
+            **_loss_settings(spec, data),
         }
         module, network = Classifier(model, **built, **arguments), "layers"
     else:
@@ -113,6 +125,26 @@ def _wrapped(model: Any, spec: RunSpec, given: Mapping[str, Any]) -> pl.Lightnin
     # logger=False, since the task logs the whole configuration.
     module.save_hyperparameters({network: node.to_dict(), **nodes, **arguments}, logger=False)
     return module
+
+
+def _loss_settings(spec: RunSpec, data: pl.LightningDataModule) -> dict[str, Any]:
+    """Returns the arguments of a Classifier that ``loss`` sets; none at the defaults.
+
+    Balanced weights are inverse to the numbers of labels in the training split, so that the mean
+    weight of a label is 1; a class without labels has the weight 0.
+    """
+    given = spec.loss.class_weights
+    found = {"class_weights": given, "lovasz": spec.loss.lovasz}
+    if given == "balanced":
+        if (counts_of := getattr(data, "class_counts", None)) is None:
+            raise ConfigError(
+                f"loss.class_weights=balanced, but {type(data).__name__} does not count its labels",
+                remedy="give a list with a weight for each class",
+            )
+        counts_K: list[int] = counts_of().tolist()
+        mean = sum(counts_K) / max(sum(count > 0 for count in counts_K), 1)
+        found["class_weights"] = [mean / count if count else 0.0 for count in counts_K]
+    return {name: value for name, value in found.items() if value}
 
 
 def refuse_further_outputs(

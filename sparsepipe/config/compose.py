@@ -77,6 +77,9 @@ _RESOLVERS: Mapping[str, Callable[..., Any]] = {
     ),
     "short": lambda value: f"{value:g}" if is_number(value) else str(value),  # 1 for 1.0 as well
     "sweep_or": _sweep_or,
+    "channels": lambda features: (
+        1 if features is None else imported("sparsepipe.data.scenes.scene.channels_of")(features)
+    ),
 }
 for _name, _resolver in _RESOLVERS.items():
     OmegaConf.register_new_resolver(_name, _resolver, replace=True)

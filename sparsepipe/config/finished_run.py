@@ -60,7 +60,7 @@ _SAMPLES = (
 )
 """Keys of data that decide which samples are read, and how many at a time, but not how a sample is
 processed: an evaluation may set them differently from the training."""
-_PLACES = ("cache_dir", "root", "split")
+_PLACES = ("cache_dir", "learning_map", "root", "split")
 """Keys of data whose values may be paths."""
 
 
@@ -290,7 +290,7 @@ def recorded_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Paths of the data are recorded as they are now, with ``~`` and environment variables expanded.
     """
-    kept = {key: values[key] for key in (*GROUPS, *_VALUES, "optim") if key in values}
+    kept = {key: values[key] for key in (*GROUPS, *_VALUES, "loss", "optim") if key in values}
     data = flatten(kept.get("data") or {})
     for name, value in data.items():
         if name.rpartition(".")[2] in _PLACES and isinstance(value, str) and value:

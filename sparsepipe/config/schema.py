@@ -193,6 +193,15 @@ class Optim:
     schedule: Annotated[Buildable, Node()] | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What is added to the cross-entropy that a plain network minimises."""
+
+    __pydantic_config__ = _FIXED
+    class_weights: Literal["balanced"] | list[Annotated[float, Field(ge=0)]] | None = None
+    lovasz: Annotated[float, Field(ge=0)] = 0.0
+
+
 KeptCheckpoints = Literal["best", "last", "both", "none"]
 """Checkpoints that a finished run keeps."""
 OWN_TRAINER_KEYS = ("checkpoints", "matmul_precision", "nonfinite", "trace")
@@ -320,12 +329,15 @@ class Config:
     optim: Optim
     trainer: TrainerArguments
     task: Annotated[Buildable, Node(given=("run", "directories", "width"))]
-    model: Annotated[Buildable, Node(given=("num_classes", "class_names", "domains"))]
+    model: Annotated[
+        Buildable, Node(given=("num_classes", "class_names", "domains", "in_channels"))
+    ]
     data: Annotated[Buildable, Node()]
     hardware: Annotated[Buildable, Node(own=Emulation)]
     backend: Annotated[Buildable, Node()]
     logger: dict[str, Annotated[Buildable, Node(given=("run_id", "run_dir", "job_type"))]]
     callbacks: dict[str, Annotated[Buildable, Node()]]
+    loss: Loss = field(default_factory=Loss)
     checkpoint_strict: bool = True
     input: str | None = None
     tags: tuple[str | int | float, ...] = ()

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from sparsepipe.data.images import Svhn as Svhn
     from sparsepipe.data.images import Usps as Usps
     from sparsepipe.data.points import PointSet as PointSet
+    from sparsepipe.data.scenes import Scene as Scene
+    from sparsepipe.data.scenes import SceneAugment as SceneAugment
+    from sparsepipe.data.scenes import SceneDataModule as SceneDataModule
+    from sparsepipe.data.scenes import SceneFolder as SceneFolder
+    from sparsepipe.data.scenes import SceneVoxels as SceneVoxels
+    from sparsepipe.data.scenes.rooms import GeneratedRooms as GeneratedRooms
     from sparsepipe.data.sources import ClassFolder as ClassFolder
     from sparsepipe.data.sources import GeneratedShapes as GeneratedShapes
     from sparsepipe.data.sources import NormalResampled as NormalResampled
@@ -40,6 +46,8 @@ _MODULES = {
     "images": ("DrawnDigits", "ImageDataModule", "ImageFolder", "ImageShift"),
     "images.real_digits": ("Mnist", "PackagedDigits", "Svhn", "Usps"),
     "points": ("PointSet",),
+    "scenes": ("Scene", "SceneAugment", "SceneDataModule", "SceneFolder", "SceneVoxels"),
+    "scenes.rooms": ("GeneratedRooms",),
     "sources": ("ClassFolder", "GeneratedShapes", "NormalResampled", "NpzBundle", "OffTree"),
     "volumes": ("GeneratedVolumes", "VolumeDataModule", "VolumeFiles"),
 }

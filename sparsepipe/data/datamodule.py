@@ -82,6 +82,11 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         """Number of classes."""
         return len(self.classes)  # type: ignore[attr-defined]
 
+    def class_counts(self) -> IntArray:
+        """Returns the number of labels of each class in the split train, int64 [K]."""
+        labels_S = self.samples("train").labels_S
+        return np.bincount(labels_S[labels_S >= 0], minlength=self.num_classes)
+
     @property
     def is_labelled(self) -> bool:
         """Whether every sample for training or validation has a label."""

@@ -61,6 +61,34 @@ def check_regular(path: Path, *, limit_bytes: int | None = None) -> None:
         raise unreadable(path, error) from error
 
 
+@contextmanager
+def explaining_file(path: Path, *, what: str, extra: str, remedy: str) -> Iterator[None]:
+    """Turns errors of the block, which reads a user's file, into a DataError that names it.
+
+    If a package is missing, that is an UnreadableError.
+
+    Args:
+        path: the file.
+        what: what is wrong with it, such as "is not a valid scene".
+        extra: the extra of this package that installs what reads such files.
+        remedy: remedy of the error, except for packages that are missing.
+    """
+    try:
+        yield
+    except (DataError, MemoryError):
+        raise
+    except ImportError as error:
+        raise UnreadableError(
+            f"{path} needs the package {error.name}: {error}",
+            remedy=f"run pip install 'sparsepipe[{extra}]', or convert the file to another format",
+        ) from error
+    except Exception as error:  # each library raises its own types
+        if isinstance(error, OSError) and error.errno:
+            raise unreadable(path, error) from error
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{path} {what}: {why}", remedy=remedy) from error
+
+
 def require_root(root: Path | str | None, *, what: str, where_from: str) -> Path:
     """Returns the absolute path of ``data.root``; raises a DataError if it is not a directory.
 

@@ -227,11 +227,13 @@ def make_listing(
     )
 
 
-def read_table(path: Path, *, columns: Sequence[str]) -> list[dict[str, str]]:
+def read_table(
+    path: Path, *, columns: Sequence[str], splits: Sequence[str] = SPLITS
+) -> list[dict[str, str]]:
     """Returns the lines of a csv file as mappings of columns to values; needs these ``columns``.
 
     Columns are separated by commas, or by semicolons if the first line has any. The values of a
-    column ``split``, if there is one, are turned into lower case and must be ``train`` or ``test``.
+    column ``split``, if there is one, are turned into lower case and must be among ``splits``.
     """
     needs = f"name {' and '.join(columns)} in its first line, separated by commas or semicolons"
     with reading.explained(path, "csv file", error=DataError, remedy=f"{needs}; {_SPLIT}"):
@@ -247,10 +249,9 @@ def read_table(path: Path, *, columns: Sequence[str]) -> list[dict[str, str]]:
             row.update({name: value.strip() for name, value in row.items() if value})
             if row.get("split"):
                 row["split"] = row["split"].lower()
-                if row["split"] not in SPLITS:
-                    raise ValueError(
-                        f"line {line} has the split {row['split']!r}, not train or test"
-                    )
+                if row["split"] not in splits:
+                    known = " or ".join(splits)
+                    raise ValueError(f"line {line} has the split {row['split']!r}, not {known}")
     return rows
 
 

@@ -93,12 +93,12 @@ def _confusion(path: Path) -> Any:
     """Returns the confusion matrix in a CSV file as a Weights & Biases chart."""
     import wandb
 
-    rows = read_csv(path, "actual", "predicted")
-    names = list(dict.fromkeys(row[key] for key in ("actual", "predicted") for row in rows))
-    counted = [row for row in rows for _ in range(int(row.get("shapes") or row["voxels"]))]
-    return wandb.plot.confusion_matrix(
-        y_true=[names.index(row["actual"]) for row in counted],
-        preds=[names.index(row["predicted"]) for row in counted],
-        class_names=names,
-        title="Confusion matrix of the test",
+    rows = [list(row.values()) for row in read_csv(path, "actual", "predicted")]
+    data = [[actual, predicted, int(count)] for actual, predicted, count in rows]
+    columns = ["Actual", "Predicted", "nPredictions"]  # those of the service's own chart
+    return wandb.plot_table(
+        vega_spec_name="wandb/confusion_matrix/v1",
+        data_table=wandb.Table(columns=columns, data=data),
+        fields={name: name for name in columns},
+        string_fields={"title": "Confusion matrix of the test"},
     )

@@ -9,6 +9,7 @@ from sparsepipe.models.cnn import cnn1d as cnn1d
 from sparsepipe.models.cnn import cnn2d as cnn2d
 from sparsepipe.models.cnn import cnn3d as cnn3d
 from sparsepipe.models.cnn import cnn_5x5 as cnn_5x5
+from sparsepipe.models.convert import converted as converted
 from sparsepipe.models.convnext import convnext_base as convnext_base
 from sparsepipe.models.convnext import convnext_large as convnext_large
 from sparsepipe.models.convnext import convnext_small as convnext_small
@@ -24,6 +25,11 @@ from sparsepipe.models.fcn import fcn2d as fcn2d
 from sparsepipe.models.resnet import sparse_resnet18 as sparse_resnet18
 from sparsepipe.models.resnet import sparse_resnet34 as sparse_resnet34
 from sparsepipe.models.resnet import sparse_resnet50 as sparse_resnet50
+from sparsepipe.models.sparse_unet import minkunet14 as minkunet14
+from sparsepipe.models.sparse_unet import minkunet18 as minkunet18
+from sparsepipe.models.sparse_unet import minkunet34 as minkunet34
+from sparsepipe.models.sparse_unet import sparse_unet as sparse_unet
+from sparsepipe.models.sparse_unet import spunet as spunet
 from sparsepipe.models.unet import unet3d as unet3d
 from sparsepipe.models.vgg import dense_vgg11_bn as dense_vgg11_bn
 from sparsepipe.models.vgg import dense_vgg13_bn as dense_vgg13_bn

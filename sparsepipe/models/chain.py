@@ -1,15 +1,16 @@
 """Blocks of layers in a chain, with skips, and checks of the arguments that networks share.
 
 A chain is an ``nn.Sequential`` that a pipeline can split: each entry sees only what the one before
-returned. The value between two entries is therefore a tensor, or a tuple of the tensor to compute
-on and those kept for later entries (the latest one last), such as the skips of a U-Net.
+returned. The value between two entries is therefore a tensor, dense or sparse, or a tuple of the
+tensor to compute on and those kept for later entries (the latest one last), such as the skips of a
+U-Net.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,8 +20,11 @@ from torch.utils.checkpoint import checkpoint
 from sparsepipe import sparse
 from sparsepipe.errors import ConfigError
 
+X = TypeVar("X", Tensor, sparse.SparseTensor)
 Value = Tensor | tuple[Tensor, ...]
 """What an entry of a chain takes and returns: a tensor, alone or with tensors kept for later."""
+SparseValue = sparse.SparseTensor | tuple[sparse.SparseTensor, ...]
+"""A :data:`Value` of sparse tensors."""
 Head = Literal["classification", "segmentation"]
 """What a network labels: each sample (logits [B, K]) or each position ([B, K, *spatial])."""
 
@@ -69,14 +73,14 @@ def check_input(given: str | None, taken: str | None) -> None:
         )
 
 
-def parted(value: Value) -> tuple[Tensor, tuple[Tensor, ...]]:
+def parted(value: X | tuple[X, ...]) -> tuple[X, tuple[X, ...]]:
     """Splits a value into the tensor to compute on and the tensors kept for later entries."""
-    return (value, ()) if isinstance(value, Tensor) else (value[0], tuple(value[1:]))
+    return (value[0], tuple(value[1:])) if isinstance(value, tuple | list) else (value, ())
 
 
-def joined(value: Tensor, kept: tuple[Tensor, ...]) -> Value:
+def joined(value: X, kept: tuple[X, ...]) -> X | tuple[X, ...]:
     """Combines the two results of :func:`parted`."""
-    return (value, *kept) if kept else value
+    return (value, *kept) if kept else value  # type: ignore[arg-type]
 
 
 class ChainBlock(nn.Sequential):
@@ -87,7 +91,7 @@ class ChainBlock(nn.Sequential):
         keep: which tensor to keep for later entries, the block's input or its output; None: none.
         checkpointing: whether to save the input only and compute the layers again in the backward
             pass.
-        least: smallest valid size of the input along each spatial dimension.
+        least: smallest valid size of a dense input along each spatial dimension.
     """
 
     def __init__(
@@ -102,11 +106,11 @@ class ChainBlock(nn.Sequential):
         self.checkpointing = checkpointing
         self.least = least
 
-    def forward(self, input: Value) -> Value:
+    def forward(self, input: Any) -> Any:
         """Returns the output of the layers, with all tensors kept so far."""
         value, kept = parted(input)
-        sizes = list(value.shape[2:])
-        if min(sizes) < self.least:
+        sizes = list(value.shape[2:]) if isinstance(value, Tensor) else []
+        if min(sizes, default=self.least) < self.least:
             raise ConfigError(
                 f"samples of size {sizes} are too small for the network, which needs at least "
                 f"{self.least} along each dimension",

@@ -11,16 +11,17 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparsepipe import sparse
 from sparsepipe.errors import ConfigError
 from sparsepipe.models.chain import check_input, input_kind
+from sparsepipe.models.losses import lovasz_softmax, mean_loss
 from sparsepipe.models.metrics import (
-    IGNORED,
+    COUNTED,
     Accuracy,
+    ClassAccuracy,
     Confusion,
     MeanIoU,
     Predictions,
@@ -134,38 +135,44 @@ class Optimised(pl.LightningModule):
 
 
 class Classifier(Optimised):
-    """Trains a network to classify shapes, or each voxel of a shape (segmentation).
+    """Trains a network to classify shapes, or each voxel or point of a sample (segmentation).
 
     A batch is a mapping with ``input`` (a ``SparseTensor``, or a dense grid [B, C, X, Y, Z], as
-    ``layers`` requires), ``label`` (int64 [B], or [B, X, Y, Z] of voxels, where -100 is ignored)
-    and ``index`` (int64 [B], the shape's number in its split). Signals and images are dense grids
-    of one and two spatial dimensions. The input is cast to the dtype of the parameters, since
-    Lightning's precision casts plain tensors only.
+    ``layers`` requires), ``label`` (int64 [B], or [B, X, Y, Z] of voxels, where -100 is ignored; or
+    a ``SparseTensor`` on the sites of the input, whose features [N, K] count the points of each
+    class in each voxel) and ``index`` (int64 [B], the sample's number in its split). Signals and
+    images are dense grids of one and two spatial dimensions. The input is cast to the dtype of the
+    parameters, since Lightning's precision casts plain tensors only.
 
     Logged: ``train/loss_step`` and ``train/accuracy_step`` per step; per epoch ``train/loss``,
     ``train/accuracy_epoch``, ``val/loss``, ``val/accuracy``, ``test/loss``, ``test/accuracy`` and
-    ``test/class_accuracy``, the mean accuracy of the classes. Losses are cross-entropies in nats
-    without label smoothing; with it, ``train/objective`` is the minimised loss. Accuracies are
-    top-1 shares in [0, 1]. With labels of voxels, all these count voxels, and ``val/mean_iou``,
-    ``test/mean_iou`` and ``test/iou/<class>`` are added, each over all voxels of a split.
+    ``test/class_accuracy``, the mean accuracy of the classes. Losses are plain cross-entropies in
+    nats; ``train/objective`` is the minimised loss where smoothing, weights or Lovász-Softmax make
+    it differ. Accuracies are top-1 shares in [0, 1]. With labels of voxels or points, all these
+    count voxels or points, and ``val/class_accuracy``, ``val/mean_iou``, ``test/mean_iou`` and
+    ``test/iou/<class>`` are added, each over the whole split.
 
     A run's checkpoints contain the arguments as hyperparameters, so that ``load_from_checkpoint``
     can rebuild the network, from classes and functions of SparsePipe and PyTorch only (see
     :func:`sparsepipe.utils.extensions.is_trusted`).
 
     Args:
-        layers: the network, which maps the input to logits [B, K], or [B, K, X, Y, Z] of each
-            voxel; or a mapping with ``_target_`` that describes it.
+        layers: the network, which maps the input to logits [B, K], [B, K, X, Y, Z] of each voxel,
+            or a ``SparseTensor`` [N, K] on the sites of the input; or a mapping with ``_target_``
+            that describes it.
         num_classes: number of classes, K.
         optimizer: see :class:`Optimised`, also for ``schedule``.
         label_smoothing: share of the target spread evenly over the classes in training.
+        class_weights: K weights of the classes in the minimised cross-entropy; None: all 1.
+        lovasz: factor of the Lovász-Softmax loss, which is added to the cross-entropy.
         class_names: K names, for reports; None: the numbers from 0.
 
     Attributes:
         test_confusion: counts int64 [K, K] of the last test on all ranks, with a row for each true
             class, and a further column if logits were not finite; None before a test.
+        counted: what the last test has counted: ``shapes`` (samples), ``voxels`` or ``points``.
         test_predictions: ``index``, ``label``, ``prediction`` and ``probability``, each [S], of the
-            S samples of the last test on all ranks; None before, and for labels of voxels.
+            S samples of the last test on all ranks; None before, and for voxels and points.
     """
 
     def __init__(
@@ -176,6 +183,8 @@ class Classifier(Optimised):
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | Mapping[str, Any],
         schedule: LRSchedule | Callable[..., Any] | Mapping[str, Any] | None = None,
         label_smoothing: float = 0.0,
+        class_weights: Sequence[float] | None = None,
+        lovasz: float = 0.0,
         class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(optimizer, schedule)
@@ -188,31 +197,46 @@ class Classifier(Optimised):
         self._taken = input_kind(self.layers)
         self.num_classes = num_classes
         self.class_names = tuple(class_names or map(str, range(num_classes)))
-        self.label_smoothing = label_smoothing
+        self.label_smoothing, self.lovasz = label_smoothing, lovasz
+        weights_K = None if class_weights is None else torch.tensor(class_weights).double()
+        if weights_K is not None and len(weights_K) != num_classes:
+            raise ConfigError(
+                f"{len(weights_K)} class weights are given, but there are {num_classes} classes",
+                remedy="give loss.class_weights one number for each class, or balanced",
+            )
+        self.class_weights_K: Tensor | None
+        self.register_buffer("class_weights_K", weights_K, persistent=False)
         self.train_accuracy = Accuracy()
         self.val_accuracy = Accuracy()
         self.val_iou = MeanIoU(num_classes)
+        self.val_class_accuracy = ClassAccuracy(num_classes)
         self.confusion = Confusion(num_classes)
         self.predictions = Predictions()
         self.test_confusion: Tensor | None = None
+        self.counted = COUNTED[0]
         self.test_predictions: dict[str, Tensor] | None = None
 
-    def forward(self, x: Any) -> Tensor:
-        """Returns logits [B, K], or [B, K, X, Y, Z] of voxels, for the ``input`` of a batch."""
+    def forward(self, x: Any) -> Any:
+        """Returns what ``layers`` make of the ``input`` of a batch: logits."""
         if isinstance(x, Tensor | sparse.SparseTensor):
             given = f"dense {x.dim() - 2}D" if isinstance(x, Tensor) else "sparse"
             check_input(given, self._taken)
             dtype = next((p.dtype for p in self.layers.parameters()), x.dtype)
             x = x.to(dtype) if x.dtype.is_floating_point else x
-        logits_BK: Tensor = self.layers(x)
-        return logits_BK
+        return self.layers(x)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> STEP_OUTPUT:
         logits_BK, label_B = self._logits_and_labels(batch)
-        loss, size = mean_loss(logits_BK, label_B)
-        objective = loss
-        if self.label_smoothing:
-            objective, _ = mean_loss(logits_BK, label_B, label_smoothing=self.label_smoothing)
+        loss, total = mean_loss(logits_BK, label_B)
+        objective, weight, size = loss, total, int(total)
+        if self.label_smoothing or self.class_weights_K is not None:
+            smoothing, weights_K = self.label_smoothing, self.class_weights_K
+            objective, weight = mean_loss(
+                logits_BK, label_B, class_weights_K=weights_K, label_smoothing=smoothing
+            )
+        if self.lovasz:
+            objective = objective + self.lovasz * lovasz_softmax(logits_BK, label_B)
+        if objective is not loss:
             self._log_epoch("train/objective", objective.detach(), size, shown=False)
         self.train_accuracy(logits_BK, label_B)
         # A step's value is this rank's; an epoch's value is the mean over all ranks.
@@ -226,22 +250,28 @@ class Classifier(Optimised):
             on_epoch=True,
             batch_size=size,
         )
-        # Microbatches without a label that counts have no part in the loss of a minibatch.
-        return objective if size else {"loss": objective, "weight": 0}
+        # By its weight, a microbatch has its part in the loss of a minibatch; pipelines find that
+        # of PyTorch's own loss themselves, unless no label counts.
+        is_own = label_B.dtype.is_floating_point or self.lovasz or self.class_weights_K is not None
+        return {"loss": objective, "weight": weight} if is_own or not size else objective
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         logits_BK, label_B = self._logits_and_labels(batch)
-        loss, size = mean_loss(logits_BK, label_B)
+        loss, total = mean_loss(logits_BK, label_B)
+        size = int(total)
         self.val_accuracy(logits_BK, label_B)
         self._log_epoch("val/loss", loss, size)
         self._log_epoch("val/accuracy", self.val_accuracy, size)
         if label_B.dim() > 1:
             self.val_iou.update(logits_BK, label_B)
             self._log_epoch("val/mean_iou", self.val_iou, size)
+            self.val_class_accuracy.update(logits_BK, label_B)
+            self._log_epoch("val/class_accuracy", self.val_class_accuracy, size)
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         logits_BK, label_B = self._logits_and_labels(batch)
-        self._log_epoch("test/loss", *mean_loss(logits_BK, label_B))
+        loss, total = mean_loss(logits_BK, label_B)
+        self._log_epoch("test/loss", loss, int(total))
         self.confusion.update(logits_BK, label_B)
         if label_B.dim() == 1 and "index" in batch:
             self.predictions.update(batch, logits_BK)
@@ -249,7 +279,11 @@ class Classifier(Optimised):
     def predict_step(self, batch: dict[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
         logits_BK = self(batch["input"])
         logits_BK = logits_BK.to(torch.promote_types(logits_BK.dtype, torch.float32))
-        found = predictions_of(batch, logits_BK)
+        if isinstance(logits_BK, sparse.SparseTensor):  # of N voxels; coords: int32 [N, 4]
+            known = {**batch, "label": batch["label"].feats}
+            found = {"coords": logits_BK.coords, **predictions_of(known, logits_BK.feats)}
+        else:
+            found = predictions_of(batch, logits_BK)
         return {name: value.cpu() for name, value in found.items()}
 
     def on_test_epoch_start(self) -> None:
@@ -259,6 +293,7 @@ class Classifier(Optimised):
     def on_test_epoch_end(self) -> None:
         counts_KK = self.confusion.compute()
         self.test_confusion = counts_KK.cpu()
+        self.counted = COUNTED[int(self.confusion.counted)]
         kept = self.predictions.update_called  # False where voxels have labels
         self.test_predictions = self.predictions.compute() if kept else None
         hits_K, shapes_K = counts_KK.diagonal(), counts_KK.sum(dim=1)
@@ -267,7 +302,7 @@ class Classifier(Optimised):
         # The counts already include all ranks, so no synchronisation is needed.
         self.log("test/accuracy", hits_K.sum() / shapes_K.sum(), prog_bar=True)
         self.log("test/class_accuracy", class_accuracy_K.mean())
-        if self.confusion.of_voxels:
+        if self.counted != "shapes":
             iou_K = ious_of(counts_KK)
             self.log("test/mean_iou", iou_K.nanmean(), prog_bar=True)
             for name, iou in zip(self.class_names, iou_K, strict=True):
@@ -277,6 +312,19 @@ class Classifier(Optimised):
     def _logits_and_labels(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         logits, label = self(batch["input"]), batch["label"]
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if isinstance(label, sparse.SparseTensor):
+            is_alike = isinstance(logits, sparse.SparseTensor) and len(logits) == len(label)
+            # A pipeline's last stage has no coordinates of labels that share those of the input.
+            knows_sites = is_alike and not label.coords.is_meta
+            if not is_alike or (knows_sites and not torch.equal(logits.coords, label.coords)):
+                raise ConfigError(
+                    f"the data have labels of points in {len(label)} voxels, but the network "
+                    "gives no logits of these voxels",
+                    remedy="choose a network for scenes, such as model=minkunet14, or one with "
+                    "model.head=segmentation",
+                )
+            return logits.feats, label.feats.to(logits.dtype)
+        logits = logits.feats if isinstance(logits, sparse.SparseTensor) else logits
         expected = [*logits.shape[:1], *logits.shape[2:]]
         if list(label.shape) != expected:
             kinds = ("each voxel", "segmentation"), ("each sample", "classification")
@@ -299,16 +347,6 @@ class Classifier(Optimised):
             sync_dist=isinstance(value, Tensor),
             batch_size=size,
         )
-
-
-def mean_loss(logits: Tensor, label: Tensor, *, label_smoothing: float = 0.0) -> tuple[Tensor, int]:
-    """Returns the mean cross-entropy and the number of labels that count: those of samples, or
-    those of voxels other than -100. Without any, the loss is 0, not NaN as PyTorch's.
-    """
-    count = int((label != IGNORED).sum()) if label.dim() > 1 else label.numel()
-    if not count:
-        return 0 * logits.sum(), 0
-    return F.cross_entropy(logits, label, label_smoothing=label_smoothing), count
 
 
 def built(value: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Metrics of samples and of voxels, whose operations also work on samples cut into shards.
+"""Metrics of samples, voxels and points; those of voxels also work on samples cut into shards.
 
-Labels are [B] for samples or [B, *spatial] for voxels; logits are [B, K] or [B, K, *spatial].
+Labels are int64 [B] of samples or [B, *spatial] of voxels, with logits [B, K] or [B, K, *spatial],
+or counts: floating [N, K], the points of each class in each voxel, whose logits are [N, K].
 Shards support sums of comparisons, which give every rank the total, but not all operations that
 torchmetrics needs.
 """
@@ -12,11 +13,14 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 IGNORED = -100
-"""Label of voxels that do not count, as in PyTorch's cross-entropy."""
+"""Label of voxels and points that do not count, as in PyTorch's cross-entropy."""
+COUNTED = "shapes", "voxels", "points"
+"""What :class:`Confusion` may count, by the value of its ``counted``."""
 UNPREDICTED = -2
 """Predicted class where logits are not finite; no label, not even one that does not count."""
 
@@ -41,6 +45,10 @@ class Accuracy(Metric):
             self.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, label: Tensor) -> None:
+        if label.dtype.is_floating_point:
+            counts = confusion_of(logits, label)
+            self.hits, self.total = self.hits + counts.trace(), self.total + counts.sum()
+            return
         self.hits += (predicted(logits) == label).sum()
         self.total += (label != IGNORED).sum()
 
@@ -50,26 +58,27 @@ class Accuracy(Metric):
 
 
 class Confusion(Metric):
-    """Counts of samples or voxels, true class by row, predicted by column; [K, K], or with a
-    further column, [K, K + 1], if some logits were not finite.
+    """Counts of samples, voxels or points, true class by row, predicted by column; [K, K], or with
+    a further column, [K, K + 1], if some logits were not finite.
 
     Attributes:
-        of_voxels: 1 if any process has counted labels of voxels, else 0.
+        counted: what was counted by any process, as an index into :data:`COUNTED`.
     """
 
     full_state_update = False
     confmat: Tensor
-    of_voxels: Tensor
+    counted: Tensor
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         zeros = torch.zeros(num_classes, num_classes + 1, dtype=torch.int64)
         self.add_state("confmat", zeros, dist_reduce_fx="sum")
-        self.add_state("of_voxels", torch.tensor(0), dist_reduce_fx="max")
+        self.add_state("counted", torch.tensor(0), dist_reduce_fx="max")
 
     def update(self, logits: Tensor, label: Tensor) -> None:
         if label.dim() > 1:
-            self.of_voxels = torch.ones_like(self.of_voxels)
+            kind = 2 if label.dtype.is_floating_point else 1
+            self.counted = torch.full_like(self.counted, kind)
         self.confmat += confusion_of(logits, label)
 
     def compute(self) -> Tensor:
@@ -81,6 +90,14 @@ class MeanIoU(Confusion):
 
     def compute(self) -> Tensor:
         return ious_of(super().compute()).nanmean()
+
+
+class ClassAccuracy(Confusion):
+    """Mean of the accuracies of the classes that occur."""
+
+    def compute(self) -> Tensor:
+        counts = super().compute()
+        return (counts.diagonal() / counts.sum(1)).nanmean()
 
 
 class Predictions(Metric):
@@ -129,6 +146,10 @@ def confusion_of(logits: Tensor, label: Tensor) -> Tensor:
     which the last column counts logits that are not finite.
     """
     num_classes = logits.shape[1]
+    if label.dtype.is_floating_point:
+        guess_N = predicted(logits)
+        guess_NJ = F.one_hot(torch.where(guess_N < 0, num_classes, guess_N), num_classes + 1)
+        return (label.double().T @ guess_NJ.double()).round().long()  # exact up to 2^53 points
     each = torch.tensor([*range(num_classes), UNPREDICTED], device=logits.device)
     each = each.view(1, -1, *[1] * (logits.dim() - 2))
     is_predicted = predicted(logits).unsqueeze(1) == each

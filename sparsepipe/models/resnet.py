@@ -1,13 +1,23 @@
-"""Sparse ResNet-18, -34 and -50."""
+"""Sparse ResNet-18, -34 and -50, and the blocks that residual networks share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import nn
 
 from sparsepipe import sparse
-from sparsepipe.models.chain import check_sizes, require, scaled
+from sparsepipe.models.chain import (
+    ChainBlock,
+    Head,
+    SparseValue,
+    check_sizes,
+    joined,
+    parted,
+    require,
+    scaled,
+)
 
 _BLOCKS: dict[int, tuple[int, ...]] = {
     # depth: residual blocks in each of the four stages
@@ -18,6 +28,8 @@ _BLOCKS: dict[int, tuple[int, ...]] = {
 _STAGE_CHANNELS = (64, 128, 256, 512)
 _BOTTLENECK_FROM = 50
 _EXPANSION = 4
+Norm = Callable[[int], nn.Module]
+"""Makes the normalisation of a number of channels."""
 
 
 class ResidualBlock(nn.Module):
@@ -27,11 +39,76 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.main = main
         self.shortcut = shortcut
-        self.relu = sparse.ReLU()
+        self.relu = sparse.ReLU(inplace=True)
 
     def forward(self, x: sparse.SparseTensor) -> sparse.SparseTensor:
         out: sparse.SparseTensor = self.relu(sparse.add(self.main(x), self.shortcut(x)))
         return out
+
+
+def residual_block(
+    before: int,
+    channels: int,
+    *,
+    stride: int = 1,
+    bottleneck: bool = False,
+    norm: Norm = sparse.BatchNorm,
+    backend: sparse.Backend | None = None,
+) -> ResidualBlock:
+    """Builds a block from ``before`` channels to ``channels``, or 4 times as many with a
+    ``bottleneck``: two convolutions of size 3, or one between two of size 1.
+    """
+
+    def conv(before: int, after: int, size: int, stride: int = 1) -> list[nn.Module]:
+        # A strided window tiles the grid, so that both paths of a block have the same sites.
+        size = stride if stride > 1 else size
+        return [sparse.Conv3d(before, after, size, stride=stride, backend=backend), norm(after)]
+
+    after = _EXPANSION * channels if bottleneck else channels
+    main = [
+        *conv(before, channels, *((1, 1) if bottleneck else (3, stride))),
+        sparse.ReLU(inplace=True),
+    ]
+    if bottleneck:
+        main += [*conv(channels, channels, 3, stride), sparse.ReLU(inplace=True)]
+    main += conv(channels, after, 1 if bottleneck else 3)
+    has_sum = stride == 1 and before == after
+    shortcut = nn.Identity() if has_sum else nn.Sequential(*conv(before, after, 1, stride))
+    return ResidualBlock(nn.Sequential(*main), shortcut)
+
+
+class Up(nn.Module):
+    """Takes features to the sites of the tensor kept last, normalises them, and joins that."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        norm: Norm = sparse.BatchNorm,
+        backend: sparse.Backend | None = None,
+    ) -> None:
+        super().__init__()
+        self.up = sparse.InverseConv3d(in_channels, out_channels, 2, stride=2, backend=backend)
+        self.norm = norm(out_channels)
+        self.relu = sparse.ReLU(inplace=True)
+
+    def forward(self, input: SparseValue) -> SparseValue:
+        """Returns ``out_channels`` and the kept tensor's channels, on its sites."""
+        value, kept = parted(input)
+        raised = self.relu(self.norm(self.up(value, kept[-1])))
+        return joined(sparse.cat([raised, kept[-1]]), kept[:-1])
+
+
+def chained(levels: Sequence[Sequence[nn.Module]]) -> list[nn.Module]:
+    """Builds the entries of levels of resolution: the last of each but the last level is kept."""
+    return [
+        ChainBlock(
+            module, keep="output" if place == len(level) - 1 and level is not levels[-1] else None
+        )
+        for level in levels
+        for place, module in enumerate(level)
+    ]
 
 
 def sparse_resnet(
@@ -39,59 +116,55 @@ def sparse_resnet(
     num_classes: int,
     *,
     in_channels: int = 1,
+    head: Head = "classification",
     width: float = 1.0,
     dropout: float = 0.0,
     backend: sparse.Backend | None = None,
 ) -> nn.Sequential:
     """Builds sparse ResNet-18, -34 or -50 with 15, 23 or 23 entries: a residual block is one entry.
 
+    For segmentation, features return to the sites of the input as in a U-Net: at each level an
+    inverse convolution, joined with the features of that level on the way down, and a residual
+    block. Without it, 16 x 16 x 16 voxels would share their logits.
+
     Args:
         depth: number of layers with weights: 18, 34, or 50 with bottleneck blocks.
         num_classes: outputs of the last layer.
         in_channels: channels of the input features; 1 if they are just the constant 1.
+        head: ``classification`` (logits [B, K] of samples) or ``segmentation`` (logits [N, K] on
+            the sites of the input).
         width: multiplies the channels of every hidden layer.
         dropout: probability of the dropout before the last layer.
         backend: backend of all layers; None: the native one.
     """
     require(depth in _BLOCKS, "depth", depth, f"one of {sorted(_BLOCKS)}")
-    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)
+    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)
     has_bottlenecks = depth >= _BOTTLENECK_FROM
-
-    def conv(before: int, after: int, size: int, stride: int = 1) -> nn.Module:
-        # A strided window tiles the grid, so that both paths of a block have the same sites.
-        size = stride if stride > 1 else size
-        return sparse.Conv3d(before, after, size, stride=stride, backend=backend)
-
-    def block(before: int, channels: int, stride: int) -> ResidualBlock:
-        after = _EXPANSION * channels if has_bottlenecks else channels
-        window = (1, 1) if has_bottlenecks else (3, stride)
-        main = [conv(before, channels, *window), sparse.BatchNorm(channels), sparse.ReLU()]
-        if has_bottlenecks:
-            main += [conv(channels, channels, 3, stride), sparse.BatchNorm(channels), sparse.ReLU()]
-        main += [conv(channels, after, 1 if has_bottlenecks else 3), sparse.BatchNorm(after)]
-        shortcut: nn.Module = nn.Identity()
-        if stride > 1 or before != after:
-            shortcut = nn.Sequential(conv(before, after, 1, stride), sparse.BatchNorm(after))
-        return ResidualBlock(nn.Sequential(*main), shortcut)
-
     channels = scaled(_STAGE_CHANNELS[0], width)
-    entries = [
-        conv(in_channels, channels, 3),
-        sparse.BatchNorm(channels),
-        sparse.ReLU(),
-        sparse.MaxPool3d(2, backend=backend),
-    ]
+    stem = sparse.Conv3d(in_channels, channels, 3, backend=backend)
+    levels: list[list[nn.Module]] = [[stem, sparse.BatchNorm(channels), sparse.ReLU()]]
+    skips = []
     for stage, count in enumerate(_BLOCKS[depth]):
         inner = scaled(_STAGE_CHANNELS[stage], width)
+        levels.append([] if stage else [sparse.MaxPool3d(2, backend=backend)])
+        skips.append(channels)
         for number in range(count):
-            entries.append(block(channels, inner, 2 if stage and not number else 1))
+            stride = 2 if stage and not number else 1
+            block = residual_block(
+                channels, inner, stride=stride, bottleneck=has_bottlenecks, backend=backend
+            )
+            levels[-1].append(block)
             channels = _EXPANSION * inner if has_bottlenecks else inner
-    entries += [
-        sparse.GlobalAvgPool(backend=backend),
-        sparse.Dropout(dropout),
-        sparse.Linear(channels, num_classes),
-    ]
-    return nn.Sequential(*entries)
+    if head == "classification":
+        entries = [module for level in levels for module in level]
+        entries.append(sparse.GlobalAvgPool(backend=backend))
+    else:
+        entries = chained(levels)
+        for skip in reversed(skips):
+            entries.append(Up(channels, skip, backend=backend))
+            entries.append(ChainBlock(residual_block(2 * skip, skip, backend=backend)))
+            channels = skip
+    return nn.Sequential(*entries, sparse.Dropout(dropout), sparse.Linear(channels, num_classes))
 
 
 sparse_resnet18 = partial(sparse_resnet, 18)

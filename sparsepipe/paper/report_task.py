@@ -121,7 +121,7 @@ class Report(Task):
     chooses_devices: ClassVar[bool] = True
     # No data are read and no network is made; the fingerprint of :meth:`prepare` covers the runs.
     not_identity: ClassVar[tuple[str, ...]] = (
-        *("backend", "callbacks", "checkpoint", "data", "model", "optim", "parallel"),
+        *("backend", "callbacks", "checkpoint", "data", "loss", "model", "optim", "parallel"),
         *("representation", "seed", "task", "trainer"),
     )
 

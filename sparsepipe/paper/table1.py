@@ -44,7 +44,7 @@ class Table1(Task):
     chooses_devices: ClassVar[bool] = True  # task.device chooses among all kinds
     # No data are read, no network is made.
     not_identity: ClassVar[tuple[str, ...]] = (
-        *("backend", "data", "model", "optim", "representation", "trainer"),
+        *("backend", "data", "loss", "model", "optim", "representation", "trainer"),
     )
 
     device: str | None = None

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from sparsepipe.config.compose import config_dir
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.schema import Measuring
+from sparsepipe.config.schema import Loss, Measuring
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.planning.device_profiles import dtype_of
 from sparsepipe.profiling import Profile
@@ -105,6 +105,7 @@ def _measuring_run(spec: RunSpec, *, name: str) -> RunSpec:
         checkpoint=None,
         callbacks={},
         logger={},
+        loss=Loss(),
         parallel=_group("parallel/single"),
     )
 

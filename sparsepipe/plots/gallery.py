@@ -116,14 +116,24 @@ def _ends(files: Sequence[str]) -> list[str]:
     return [n if len(n) <= _NAME_LETTERS else f"{n[:half]}…{n[-half:]}" for n in names]
 
 
-def view(points_N3: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def view(
+    points_N3: NDArray[np.float64],
+    *,
+    azimuth_deg: float = _AZIMUTH_DEG,
+    elevation_deg: float = _ELEVATION_DEG,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Projects points onto the picture plane.
+
+    Args:
+        points_N3: positions, with z up.
+        azimuth_deg: direction in which the viewer is, from x towards y.
+        elevation_deg: how far the viewer is above the horizon.
 
     Returns:
         Positions [N, 2], right and up, and depths [N], which grow away from the viewer, in
         the unit of the points. Vertical lines stay vertical.
     """
-    azimuth, elevation = math.radians(_AZIMUTH_DEG), math.radians(_ELEVATION_DEG)
+    azimuth, elevation = math.radians(azimuth_deg), math.radians(elevation_deg)
     level = math.cos(elevation)
     towards_viewer = np.array(
         [level * math.cos(azimuth), level * math.sin(azimuth), math.sin(elevation)]

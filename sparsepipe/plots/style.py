@@ -11,11 +11,14 @@ import io
 import os
 from typing import Literal
 
+import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter
+from numpy.typing import NDArray
 
 from sparsepipe.utils.files import write_bytes_atomic
 
@@ -37,6 +40,15 @@ NOT_FINITE = "not finite"
 TITLE_PT = 11.0
 LABEL_PT = 10.0
 TICK_PT = 9.0
+
+
+def class_colors(count: int) -> NDArray[np.uint8]:
+    """Returns a colour for each of ``count`` classes, uint8 [count, 3], in [0, 255]: first strong
+    ones, then pale ones, repeated after 40.
+    """
+    pairs = [colormaps[name](np.arange(20), bytes=True)[:, :3] for name in ("tab20", "tab20b")]
+    colors: NDArray[np.uint8] = np.concatenate([part for p in pairs for part in (p[::2], p[1::2])])
+    return colors[np.arange(count) % len(colors)]
 
 
 def new_figure(*, width_in: float, height_in: float) -> Figure:

@@ -25,7 +25,7 @@ _WITHOUT_EFFECT = (
     *("trainer.enable_progress_bar", "trainer.log_every_n_steps", "trainer.profiler"),
 )
 """Overrides that change no figure, change figures only as seeds do, or are handled elsewhere."""
-_GROUPS = ("backend", "callbacks", "data", "model", "optim", "trainer")
+_GROUPS = ("backend", "callbacks", "data", "loss", "model", "optim", "trainer")
 
 
 def cell_of(row: Row, *names: str) -> Any:

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import CheckpointError, ConfigError
+from sparsepipe.models.convert import converted, library_of
 from sparsepipe.runs.rundir import RunDir, file_fingerprint
 from sparsepipe.utils import reading
 from sparsepipe.utils.files import expanded
@@ -165,6 +166,8 @@ def load_weights(
     the model's, except for dimensions of size 1. A 5-D ``weight`` where the model has a ``kernel``
     counts as spconv's: [C_out, K, K, K, C_in] or, in version 1, [K, K, K, C_in, C_out], with
     indices as (batch, z, y, x); except for K = 1 in version 2, whose releases differ in the order.
+    Where names do not cover the model, layers of another library are paired in their order
+    (:func:`~sparsepipe.models.convert.converted`).
 
     Args:
         module: the module that gets the weights; unchanged if an error is raised.
@@ -177,6 +180,10 @@ def load_weights(
         weights = adapt(weights)
     names = _names_in(own, weights)
     fitting, rows, notes = {}, [], []
+    if len(names) < len(own) and (library := library_of(weights)):
+        with suppress(ConfigError):  # then it is of another model, as the error below says
+            weights = converted(weights, module, library=library)
+            names, notes = {name: name for name in weights}, [f"layers in the order of {library}"]
     for name, value in own.items():
         theirs = names.get(name)
         found = None if theirs is None else _fitted(name, weights[theirs], value)

@@ -27,8 +27,8 @@ Dtype = Literal["boolean", "Int64", "float64", "string"]
 """Type of a column in pandas: booleans, whole numbers, numbers or text."""
 
 _CONFIG = (
-    *("backend", "callbacks", "data", "hardware", "hydra", "model", "optim", "parallel"),
-    *("task", "trainer"),
+    *("backend", "callbacks", "data", "hardware", "hydra", "loss", "model", "optim"),
+    *("parallel", "task", "trainer"),
 )
 """Groups of the configuration, to which keys such as ``data.root`` belong."""
 

@@ -87,9 +87,9 @@ class Conv3d(nn.Module):
     ``kernel`` is [K, in_channels, out_channels], where K is the number of offsets, x fastest; it is
     applied as cross-correlation. This is the layout of torchsparse and MinkowskiEngine, whose state
     dictionaries can be loaded (including kernels of one offset without a first axis, and biases of
-    shape [1, out_channels]); only torchsparse's kernels of size 2, ordered z fastest, must go
-    through ``backends.torchsparse.from_torchsparse`` first. Weights are initialised as in He et al.
-    2015, equation 10: normal with variance 2 / (K * in_channels); the bias is zero.
+    shape [1, out_channels]); only torchsparse's kernels of size 2, ordered z fastest, must be
+    converted first (``sparsepipe.models.converted``). Weights are initialised as in He et al. 2015,
+    equation 10: normal with variance 2 / (K * in_channels); the bias is zero.
 
     Sizes, stride and dilation are one int or (x, y, z); without a ``backend`` the fastest one that
     suits the device and dtype computes the layer (:class:`.AutoBackend`).

@@ -177,7 +177,7 @@ class Evaluate(Task):
         write_result(run, values)
         if process_group.rank() == 0:
             write_predictions(run, module, data)
-            draw_test(run, module, data, values, gallery=self.gallery)
+            draw_test(run, module, data, gallery=self.gallery)
             log_test(run, module, values)
 
     def checkpoint(self, spec: RunSpec) -> Path:

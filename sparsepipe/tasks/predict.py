@@ -1,4 +1,4 @@
-"""The task ``predict``: predicts the classes of a user's own files with a trained network."""
+"""The task ``predict``: predicts the classes of a user's own files, or of the points in them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,26 @@ from numpy.typing import NDArray
 
 from sparsepipe.config.finished_run import differences
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.data.files import digest_file, digest_values
+from sparsepipe.data.files import check_regular, digest_file, digest_values
 from sparsepipe.data.formats import SHAPE_SUFFIXES, check_shape_file
+from sparsepipe.data.scenes import ScenePreprocessing
+from sparsepipe.data.scenes.formats import READERS, is_scene, members_of
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
 from sparsepipe.runs.checkpoints import best_checkpoint
-from sparsepipe.runs.model import Model, Prediction, preprocessing_of, trained_model
+from sparsepipe.runs.model import (
+    BLOCK_VOXELS,
+    Model,
+    Prediction,
+    SceneModel,
+    preprocessing_of,
+    trained_model,
+)
 from sparsepipe.runs.rundir import RunDir
+from sparsepipe.tasks.predict_scenes import predict_scenes
 from sparsepipe.tasks.presentation import clouds
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import ResolvedRun, Task
+from sparsepipe.utils.arguments import Count
 from sparsepipe.utils.files import expanded, write_csv, write_json
 from sparsepipe.utils.progress import progress
 
@@ -36,7 +47,8 @@ _FREE = ("data.batch_size",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predict(Task):
-    """Predicts the classes of shape files: ``input`` is a file, a folder or a pattern.
+    """Predicts the classes of shapes, or of the points of scenes: ``input`` is a file, a folder or
+    a pattern.
 
     ``checkpoint`` is a file or the directory of a run, whose ``best.ckpt`` is preferred to
     ``last.ckpt``. The network and the preparation of its input are those of the training.
@@ -49,14 +61,21 @@ class Predict(Task):
     not_identity: ClassVar[tuple[str, ...]] = ("input", *_FREE)
 
     gallery: int = 24
+    block_voxels: Count = BLOCK_VOXELS
+    flips: bool = False
 
     def run(self, run: ResolvedRun) -> None:
         """Predicts the classes of the files; writes them as tables, and draws some files."""
         path = self.checkpoint(run.spec)
-        files, _ = find_files(run.spec.input)
         assert run.training is not None  # as prepare has checked
         model = trained_model(path, run.training, device=run.own_device)
+        files, _ = find_files(run.spec.input, scenes=isinstance(model, SceneModel))
         log.info("predicting the classes of %s with %s", _files(len(files)), path)
+        if isinstance(model, SceneModel):
+            settings = {"block_voxels": self.block_voxels, "flips": self.flips}
+            count = self.gallery
+            predict_scenes(run, model, files, checkpoint=path, gallery=count, settings=settings)
+            return
         found, shapes = self._predict(run, model, files)
         errors = [each for each in found.values() if isinstance(each, SparsePipeError)]
         if len(errors) == len(found):
@@ -122,47 +141,49 @@ class Predict(Task):
                 f"the training of {run.spec.checkpoint} is unknown",
                 remedy="give the directory of its run, or a checkpoint that a run has written",
             )
-        preprocessing_of(run.training)
+        scenes = isinstance(preprocessing_of(run.training), ScenePreprocessing)
         found = differences(run.spec.to_dict(), run.training)
         if other := [each for each in found if each.key not in _FREE]:
             raise ConfigError(
-                f"shapes would not be predicted as in the training of {run.spec.checkpoint}: "
+                f"files would not be predicted as in the training of {run.spec.checkpoint}: "
                 + "; ".join(map(str, other)),
                 remedy="leave these settings out of the command, which then takes those of the "
                 "training",
             )
-        files, others = find_files(run.spec.input)
+        files, others = find_files(run.spec.input, scenes=scenes)
         if others:
             log.info("skipped files of other formats: %s", _counted(others))
         known = []
         with progress("looking at files") as advance:
             for file in files:
                 try:
-                    check_shape_file(file)
-                    told = digest_file(file)
+                    for member in members_of(file) if scenes else [file]:
+                        check_shape_file(member) if not scenes else check_regular(member)
+                        known.append([str(member.absolute()), digest_file(member)])
                 except (OSError, DataError) as error:
-                    told = str(error)  # the file is reported as unreadable
-                known.append([str(file.absolute()), told])
+                    known.append([str(file.absolute()), str(error)])  # reported as unreadable
                 advance(len(files))
         return digest_values(known)
 
 
-def find_files(source: str | None) -> tuple[list[Path], Counter[str]]:
-    """Returns the shape files that ``source`` names, by path, and numbers of others by suffix.
+def find_files(source: str | None, *, scenes: bool = False) -> tuple[list[Path], Counter[str]]:
+    """Returns the files of shapes or ``scenes`` that ``source`` names, by path, and numbers of
+    others by suffix.
 
     A folder stands for all files in and below it, except hidden ones, and a pattern for all files
-    that match it. A single file is taken whatever its format is.
+    that match it. A single file is taken whatever its format is; so is the folder of one scene.
     """
+    suffixes = tuple(READERS) if scenes else SHAPE_SUFFIXES
     remedy = (
         "set input= to a file, a folder or a pattern such as 'parts/*.stl'; the formats are "
-        + ", ".join(SHAPE_SUFFIXES)
+        + ", ".join(suffixes)
     )
     if source is None:
         raise ConfigError("task=predict needs input", remedy=remedy)
     path = expanded(source)
     if path == Path(path.anchor or "/"):  # as input=$PARTS/ is if PARTS is not set
         raise ConfigError(f"input={source} is the whole file system", remedy=remedy)
-    if path.is_dir():
+    if path.is_dir() and not (scenes and is_scene(path)):
         paths = sorted(
             each
             for each in path.rglob("*")
@@ -172,15 +193,19 @@ def find_files(source: str | None) -> tuple[list[Path], Counter[str]]:
         return [path], Counter()
     else:
         paths = sorted(map(Path, glob.glob(str(path), recursive=True)))
-    files = [each for each in paths if not each.is_dir()]  # also dangling links, which are reported
-    taken = [each for each in files if each.suffix.lower() in SHAPE_SUFFIXES]
+    folders = {each for each in paths if scenes and each.is_dir() and is_scene(each)}
+    files = [  # also dangling links, which are reported
+        each for each in paths if not each.is_dir() and folders.isdisjoint(each.parents)
+    ]
+    taken = [each for each in files if each.suffix.lower() in suffixes]
     others = Counter(each.suffix.lower() or each.name for each in set(files) - set(taken))
-    if not taken:
+    if not taken and not folders:
         named = paths or path.is_dir()
-        what = f"{path} names no shape file" if named else f"no file or folder matches {path}"
+        what = f"{path} names no {'scene' if scenes else 'shape file'}"
+        what = what if named else f"no file or folder matches {path}"
         but = f", only {_counted(others)}" if others else ""
         raise ConfigError(f"{what}{but}", remedy=remedy)
-    return taken, others
+    return sorted([*taken, *folders]), others
 
 
 def _counted(suffixes: Mapping[str, int]) -> str:

@@ -155,10 +155,6 @@ def log_planned(run: ResolvedRun, values: Mapping[str, Any]) -> None:
     )
 
 
-def _counted(values: Mapping[str, Any]) -> str:
-    return "voxels" if "test/mean_iou" in values else "shapes"
-
-
 def log_test(run: ResolvedRun, module: pl.LightningModule, values: Mapping[str, Any]) -> None:
     """Logs a test's results, the speed of inference, and the paths of the run's pictures."""
     parts = []
@@ -172,7 +168,8 @@ def log_test(run: ResolvedRun, module: pl.LightningModule, values: Mapping[str, 
     if counts_KK is not None:
         lost = int(counts_KK[:, len(counts_KK) :].sum())
         wrong = f", of which {lost:,} have a prediction that is not finite: wrong" if lost else ""
-        parts.append(f"{int(counts_KK.sum()):,} {_counted(values)}{wrong}")
+        counted = getattr(module, "counted", "shapes")
+        parts.append(f"{int(counts_KK.sum()):,} {counted}{wrong}")
     if values.get("inference_shapes_per_s"):
         parts.append(f"inference {values['inference_shapes_per_s']:,.0f} shapes/s")
     if parts:
@@ -185,7 +182,6 @@ def draw_test(
     run: ResolvedRun,
     module: pl.LightningModule,
     data: pl.LightningDataModule,
-    values: Mapping[str, Any],
     *,
     gallery: int,
 ) -> None:
@@ -203,9 +199,10 @@ def draw_test(
     if counts_KK is None or not classes:
         return
     directory = run.directory.path
-    rows = confusion_rows(counts_KK.numpy(), classes, counted=_counted(values))
+    counted = getattr(module, "counted", "shapes")
+    rows = confusion_rows(counts_KK.numpy(), classes, counted=counted)
     write_csv(run.directory.confusion, rows)
-    figure = confusion_figure(counts_KK.numpy(), classes, counted=_counted(values))
+    figure = confusion_figure(counts_KK.numpy(), classes, counted=counted)
     style.save_png(figure, directory / "confusion.png")
     picture = directory / "per_class_accuracy.png"
     style.save_png(per_class_figure(counts_KK.numpy(), classes), picture)
@@ -243,7 +240,8 @@ def _draw_gallery(
             return
         x = batch["input"]
         is_cloud = hasattr(x, "coords") or (isinstance(x, Tensor) and x.dim() == 5)
-        if batch["label"].dim() > 1 or not is_cloud:  # voxels have labels, shapes none
+        label = batch["label"]
+        if not isinstance(label, Tensor) or label.dim() > 1 or not is_cloud:  # not of shapes
             return
         shapes += clouds(x)
         placed = {key: value.to(module.device) for key, value in batch.items()}

@@ -72,6 +72,7 @@ class ProfileLayers(Task):
     # what matters of the optimizer and the trainer: a given ``matmul_precision``; a ``precision``
     # other than float32 is refused.
     not_identity: ClassVar[tuple[str, ...]] = (
+        "loss",
         "optim",
         "trainer",
         "task.beside",

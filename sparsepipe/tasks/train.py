@@ -185,7 +185,7 @@ class Train(Task):
         from sparsepipe.plots.pipeline import draw_schedule
 
         if self.test:
-            draw_test(run, module, data, values, gallery=self.gallery)
+            draw_test(run, module, data, gallery=self.gallery)
         directory, synchronous = run.directory, run.spec.parallel.synchronous
         if directory.metrics.exists():
             picture = directory.path / "learning_curves.png"

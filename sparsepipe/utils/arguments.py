@@ -27,6 +27,7 @@ _TERMS = {
     "a valid array": "a list",
     "a valid list": "a list",
     "an object": "a mapping",
+    "Value should have at least 1 item after validation, not 0": "a list that is not empty",
     "String should have at least 1 character": "a path that is not empty",
 }
 """Pydantic's terms for types, and the plainer terms that replace them in messages."""

@@ -38,7 +38,7 @@ from tests.support.plans import plan_of
 
 PLANS = {
     "1-1": {"dense": [3], "sparse": [17], "residual": [7], "image": [4]},
-    "1-1-1": {"dense": [2, 5], "sparse": [10, 24], "image": [3, 5]},
+    "1-1-1": {"dense": [2, 5], "sparse": [10, 24], "image": [3, 5], "unet": [3, 6]},
     "2-1": {"dense": [4], "sparse": [20], "residual": [6]},
     "1-2": {"dense": [3], "sparse": [14]},
     "1-2-1": {"dense": [1, 5], "sparse": [7, 25]},

@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparsepipe.models.resnet import sparse_resnet
+from sparsepipe.models.sparse_unet import sparse_unet
 from sparsepipe.models.vgg import sparse_vgg
-from sparsepipe.sparse import SparseTensor
+from sparsepipe.sparse import GlobalAvgPool, SparseTensor
 from sparsepipe.strategies import PipelineStrategy
 
 warnings.filterwarnings("ignore")
@@ -133,12 +134,21 @@ def residual_layers() -> nn.Sequential:
     return sparse_resnet(18, CLASSES, width=1 / 16)
 
 
+def unet_layers() -> nn.Sequential:
+    """A U-Net whose logits are averaged over each sample: skips of three levels go with it."""
+    net = sparse_unet(
+        CLASSES, in_channels=1, channels=(6, 8, 8, 6), blocks=(1,) * 4, stem=(3,), stem_channels=4
+    )
+    return nn.Sequential(*net, GlobalAvgPool())
+
+
 LAYERS: Mapping[str, Callable[[], nn.Sequential]] = {
     "dense": dense_layers,
     "wide": wide_layers,
     "image": image_layers,
     "sparse": sparse_layers,
     "residual": residual_layers,
+    "unet": unet_layers,
 }
 
 OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {

@@ -107,7 +107,7 @@ NETS = {
     "norm_drop": norm_drop_layers,
     "sparse_drop": sparse_drop_layers,
 }
-SPARSE = ("sparse", "sparse_normless", "sparse_drop", "residual")
+SPARSE = ("sparse", "sparse_normless", "sparse_drop", "residual", "unet")
 IMAGES = ("image", "image_drop")
 CUTS = {
     "image": {2: [4], 3: [3, 5]},
@@ -122,6 +122,7 @@ CUTS = {
     "sparse_normless": {1: [], 2: [17], 3: [10, 24], 4: [7, 14, 25]},
     "sparse_drop": {1: [], 2: [17], 3: [10, 24], 4: [7, 14, 25]},
     "residual": {1: [], 2: [7], 3: [5, 8], 4: [3, 6, 9]},
+    "unet": {2: [4], 3: [3, 6]},
 }
 
 

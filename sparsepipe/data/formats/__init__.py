@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,21 @@ import numpy as np
 import trimesh
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import check_regular, unreadable
-from sparsepipe.data.formats.clouds import read_array_points, read_text_points
+from sparsepipe.data.files import check_regular, explaining_file
+from sparsepipe.data.formats.clouds import (
+    read_array_points,
+    read_las,
+    read_pcd_points,
+    read_text_points,
+)
 from sparsepipe.data.formats.glb import load_glb
 from sparsepipe.data.formats.obj import read_obj
 from sparsepipe.data.formats.off import MAX_COORDINATE, read_off
 from sparsepipe.data.formats.ply import read_ply
 from sparsepipe.errors import DataError
 
+_WITHOUT = "holds no shape that can be read"
+_REMEDY = "restore it, or replace it with a mesh or an array of points [points, 3]"
 _TEXT_BYTES, _SHAPE_BYTES = 1 << 28, 1 << 30
 """Size limits of text files of points, which take more memory when read, and of other files."""
 
@@ -37,6 +45,12 @@ def _read_stl(path: Path) -> NDArray[np.float64]:
     return _scene_shape(scene)
 
 
+def _read_xml(path: Path) -> NDArray[np.float64]:
+    import_module("lxml" if path.suffix.lower() == ".3mf" else "collada")  # trimesh reads by these
+    content, kind = io.BytesIO(path.read_bytes()), path.suffix[1:].lower()
+    return _scene_shape(trimesh.load_scene(content, file_type=kind, process=False, resolver={}))
+
+
 def _scene_shape(scene: trimesh.Scene) -> NDArray[np.float64]:
     if any(isinstance(part, trimesh.Trimesh) for part in scene.geometry.values()):
         triangles_F33: NDArray[np.float64] = scene.to_mesh().triangles
@@ -45,13 +59,20 @@ def _scene_shape(scene: trimesh.Scene) -> NDArray[np.float64]:
 
 
 READERS: dict[str, Callable[[Path], NDArray[Any]]] = {
+    ".3mf": _read_xml,
     ".csv": read_text_points,
+    ".dae": _read_xml,
     ".glb": lambda path: _scene_shape(load_glb(path)),
+    ".gltf": lambda path: _scene_shape(load_glb(path)),
+    ".las": lambda path: read_las(path)["coord"],
+    ".laz": lambda path: read_las(path)["coord"],
     ".npy": read_array_points,
     ".npz": read_array_points,
     ".obj": read_obj,
     ".off": lambda path: read_off(path).triangles,
+    ".pcd": read_pcd_points,
     ".ply": read_ply,
+    ".pts": read_text_points,
     ".stl": _read_stl,
     ".txt": read_text_points,
     ".xyz": read_text_points,
@@ -76,15 +97,11 @@ def read_shape(path: str | os.PathLike[str]) -> NDArray[np.float64]:
     """
     path = Path(path)
     check_shape_file(path)
-    try:
-        with np.errstate(all="ignore"):  # coordinates that are not finite are refused below
-            return _checked_shape(np.asarray(READERS[path.suffix.lower()](path), np.float64))
-    except DataError:
-        raise
-    except Exception as error:  # each format's reader raises its own types
-        if isinstance(error, OSError) and error.errno:
-            raise unreadable(path, error) from error
-        raise _without_shape(path, error) from error
+    with (
+        explaining_file(path, what=_WITHOUT, extra="scenes", remedy=_REMEDY),
+        np.errstate(all="ignore"),  # coordinates that are not finite are refused below
+    ):
+        return _checked_shape(np.asarray(READERS[path.suffix.lower()](path), np.float64))
 
 
 def check_shape_file(path: Path) -> None:
@@ -116,7 +133,8 @@ def as_shape(shape: Any) -> NDArray[np.float64]:
     try:
         return _checked_shape(np.asarray(shape, np.float64))
     except (TypeError, ValueError) as error:
-        raise _without_shape(what, error) from error
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{what} {_WITHOUT}: {why}", remedy=_REMEDY) from error
 
 
 def triangle_areas(triangles_F33: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -136,11 +154,3 @@ def _checked_shape(values: NDArray[np.float64]) -> NDArray[np.float64]:
     if not len(values) or (values.ndim == 3 and not triangle_areas(values).sum() > 0):
         raise ValueError("it has no points, or a surface of zero area")
     return values
-
-
-def _without_shape(source: object, error: Exception) -> DataError:
-    why = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return DataError(
-        f"{source} holds no shape that can be read: {why}",
-        remedy="restore it, or replace it with a mesh or an array of points [points, 3]",
-    )

@@ -1,4 +1,4 @@
-"""Readers of point clouds in numpy's formats, and in text with a point on each line.
+"""Readers of point clouds: in numpy's formats, LAS, PCD, and text with a point on each line.
 
 Shapes: Q points.
 """
@@ -6,6 +6,8 @@ Shapes: Q points.
 from __future__ import annotations
 
 import re
+import struct
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,78 @@ def read_text_points(path: Path) -> NDArray[np.float64]:
     Raises:
         ValueError: columns have names, but not those of coordinates, or a point is invalid.
     """
+    header, points, delimiter, width = _lines(path)
+    return _numbers(points, delimiter, _coordinate_columns(header, delimiter, width))
+
+
+def read_text_table(path: Path) -> tuple[list[str], NDArray[np.float64]]:
+    """Returns the names of columns, in lower case, and all numbers [Q, C].
+
+    There are no names if the last line before the first point does not have one for each column,
+    among them x, y and z.
+
+    Raises:
+        ValueError: a point is invalid.
+    """
+    header, points, delimiter, width = _lines(path)
+    last = header[-1].lstrip("#/ ") if header else ""
+    names = [name.strip(" \"'").lower() for name in last.split(delimiter)]
+    is_named = len(names) == width and {*"xyz"} <= {*names}
+    return names if is_named else [], _numbers(points, delimiter)
+
+
+def read_las(path: Path) -> dict[str, NDArray[Any]]:
+    """Returns ``coord`` float64 [Q, 3] and all other dimensions [Q] of a ``.las`` or ``.laz`` file.
+
+    Raises:
+        ValueError: it is cut off, or its header is not valid.
+    """
+    with path.open("rb") as file:
+        head = file.read(247).ljust(247, b"\0")
+    size, start, records = struct.unpack_from("<HII", head, 94)
+    (extended,) = struct.unpack_from("<I", head, 243) if head[25] == 4 else (0,)
+    room = path.stat().st_size - max(start, size)
+    # Of a wrong number of records, laspy would read nothing after the file's end for hours.
+    if head[:4] != b"LASF" or room < 60 * extended or start < size + 54 * records:
+        raise ValueError("it has no valid header of a LAS file")
+    las = import_module("laspy").read(path)
+    if len(las.points) != las.header.point_count:
+        raise ValueError(
+            f"it is cut off after {len(las.points)} of {las.header.point_count} points"
+        )
+    names = [name for name in las.point_format.dimension_names if name not in ("X", "Y", "Z")]
+    return {"coord": las.xyz, **{name: np.asarray(las[name]) for name in names}}
+
+
+def read_pcd(path: Path) -> dict[str, NDArray[Any]]:
+    """Returns the fields [Q] of a ``.pcd`` file, packed colours as ``color`` uint8 [Q, 3].
+
+    Raises:
+        ValueError: it has no header or is cut off.
+    """
+    with path.open("rb") as file:
+        head = file.read(1 << 14)
+        if not all(word in head for word in (b"FIELDS", b"TYPE", b"POINTS", b"\nDATA ")):
+            raise ValueError("it has no header of a PCD file")
+    cloud = import_module("pypcd4").PointCloud.from_path(path)
+    if len(cloud.pc_data) != cloud.points:
+        raise ValueError(f"it is cut off after {len(cloud.pc_data)} of {cloud.points} points")
+    columns = {name: np.asarray(cloud.pc_data[name]) for name in cloud.fields}
+    for name in {"rgb", "rgba"} & columns.keys():
+        packed_Q = columns.pop(name).view(np.uint32)
+        columns["color"] = np.stack([packed_Q >> 16, packed_Q >> 8, packed_Q], 1).astype(np.uint8)
+    return columns
+
+
+def read_pcd_points(path: Path) -> NDArray[Any]:
+    """Returns the finite points [Q, 3] of a ``.pcd`` file; ordered clouds have others as well."""
+    fields = read_pcd(path)
+    points_Q3: NDArray[Any] = np.column_stack([fields[axis] for axis in "xyz"])
+    return points_Q3.compress(np.isfinite(points_Q3).all(axis=1), axis=0)
+
+
+def _lines(path: Path) -> tuple[list[str], list[str], str | None, int]:
+    """Returns a text's lines before the first point, its points, their delimiter and columns."""
     # A header or a comment may be in another encoding, in which numbers are the same.
     lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     for start, line in enumerate(lines[:_HEADER_LINES]):  # noqa: B007
@@ -77,14 +151,19 @@ def read_text_points(path: Path) -> NDArray[np.float64]:
     else:
         raise ValueError(f"none of its first {_HEADER_LINES} lines begins with three numbers")
     header = [line for line in lines[:start] if line.strip()]
-    points_Q3: NDArray[np.float64] = np.loadtxt(
-        lines[start:],
-        delimiter=delimiter,
-        usecols=_coordinate_columns(header, delimiter, len(words)),
-        comments=["#", "//"],
-        ndmin=2,
+    points = [line for line in lines[start:] if line.strip()]
+    if path.suffix.lower() == ".pts" and header and header[-1].strip() != str(len(points)):
+        raise ValueError(f"it has {len(points)} points, but {header[-1].strip()} in its header")
+    return header, points, delimiter, len(words)
+
+
+def _numbers(
+    points: list[str], delimiter: str | None, columns: list[int] | None = None
+) -> NDArray[np.float64]:
+    table_QC: NDArray[np.float64] = np.loadtxt(
+        points, delimiter=delimiter, usecols=columns, comments=["#", "//"], ndmin=2
     )
-    return points_Q3
+    return table_QC
 
 
 def _coordinate_columns(header: list[str], delimiter: str | None, width: int) -> list[int]:

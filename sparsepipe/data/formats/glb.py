@@ -1,15 +1,18 @@
-"""Reading GLB files, with what trimesh leaves out of them: sparse and normalised positions.
+"""Reading GLB and glTF files, also what trimesh leaves out: sparse and normalised positions.
 
 Shapes: V vertices.
 """
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import re
+import struct
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import trimesh
@@ -22,12 +25,14 @@ _TRIANGLE_FAN = 6
 
 
 def load_glb(path: Path) -> trimesh.Scene:
-    """Returns the scene of a GLB file, without materials; other files are not opened.
+    """Returns the scene of a GLB or glTF file, without materials.
+
+    Of other files, only the buffers of a glTF file beside it are opened.
 
     Raises:
         ValueError: the file requires an extension of glTF, or uses a feature, that is not read.
     """
-    content = path.read_bytes()
+    content = path.read_bytes() if path.suffix.lower() == ".glb" else _as_glb(path)
     if content[:8] != b"glTF\2\0\0\0":
         raise ValueError("it is not a GLB file of version 2")
     size = int.from_bytes(content[12:16], "little")
@@ -53,6 +58,34 @@ def load_glb(path: Path) -> trimesh.Scene:
                 np.array(part.vertices), accessor, tree, content[28 + size :]
             )
     return scene
+
+
+def _as_glb(path: Path) -> bytes:
+    """Returns a glTF file with its buffers, in the text or in files beside it, as a GLB file."""
+    tree, binary, starts = json.loads(path.read_text(encoding="utf-8")), b"", list[int]()
+    for buffer in tree.get("buffers", ()):
+        uri, starts = buffer["uri"], [*starts, len(binary)]
+        if uri.startswith("data:"):
+            part = base64.b64decode(uri.partition(",")[2], validate=True)
+        else:
+            file = path.parent / unquote(uri)
+            if not file.resolve().is_relative_to(path.parent.resolve()):
+                raise ValueError(f"its buffer {uri} is outside its folder")
+            if not file.is_file():
+                raise ValueError(f"its buffer {uri} is not beside it")
+            part = file.read_bytes()
+        if len(part) < buffer["byteLength"]:
+            raise ValueError(f"its buffer {uri[:80]} is cut off")
+        binary += part + b"\0" * (-len(part) % 4)
+    for view in tree.get("bufferViews", ()):
+        view["byteOffset"] = view.get("byteOffset", 0) + starts[view["buffer"]]
+        view["buffer"] = 0
+    tree["buffers"] = [{"byteLength": len(binary)}]
+    text = json.dumps(tree).encode()
+    text += b" " * (-len(text) % 4)
+    size = 28 + len(text) + len(binary)
+    head = struct.pack("<4s3I4s", b"glTF", 2, size, len(text), b"JSON")
+    return head + text + struct.pack("<I4s", len(binary), b"BIN\0") + binary
 
 
 def _positions(

@@ -1,4 +1,4 @@
-"""Reading PLY files, of text and of both byte orders: meshes of polygons or strips, and clouds.
+"""PLY files, of text and of both byte orders: meshes of polygons or strips, and clouds.
 
 Shapes: V vertices, N rows of an element, C numbers of all rows, S numbers with the ends of strips,
 T triangles, Q points.
@@ -7,6 +7,7 @@ T triangles, Q points.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.data.formats.polygons import triangulate
+from sparsepipe.utils.files import replacing
 
 _HEADER = re.compile(rb"(?i:ply)\s.*?^end_header[ \t]*\r?\n", re.DOTALL | re.MULTILINE)
 _LINE = re.compile(
@@ -27,7 +29,7 @@ _TYPES |= {"float": "f4", "double": "f8"}  # others, such as uint8 and float32, 
 _INDICES = ("vertex_indices", "vertex_index", "vertex_indexes", "indices", "vertices")
 """Names of lists of vertex numbers."""
 
-_Columns = dict[str, tuple[NDArray[np.int64], NDArray[Any]]]
+PlyColumns = dict[str, tuple[NDArray[np.int64], NDArray[Any]]]
 """How many numbers [N] each row has of a property, and these numbers [C], by its name."""
 
 _Property = tuple[str, np.dtype[Any], np.dtype[Any], np.dtype[Any] | None]
@@ -40,6 +42,11 @@ def read_ply(path: Path) -> NDArray[np.float64]:
     Raises:
         ValueError: the file is damaged, or holds faces in an element that is not read.
     """
+    return _shape(read_elements(path))
+
+
+def read_elements(path: Path) -> dict[str, PlyColumns]:
+    """Returns the columns of each element that has rows; a ValueError if the file is damaged."""
     content = path.read_bytes()
     header = _HEADER.match(content)
     if header is None:
@@ -58,13 +65,13 @@ def read_ply(path: Path) -> NDArray[np.float64]:
     body, at = content[header.end() :], 0
     if not order:
         body = _packed(body, elements)
-    columns = dict[str, _Columns]()
+    columns = dict[str, PlyColumns]()
     for name, (rows, properties) in elements.items():
         if rows and properties:
             columns[name], at = _read_element(body, at, rows, properties)
     if at != len(body):
         raise ValueError("numbers follow its last element")
-    return _shape(columns)
+    return columns
 
 
 def _packed(text: bytes, elements: dict[str, tuple[int, list[_Property]]]) -> bytes:
@@ -83,7 +90,7 @@ def _packed(text: bytes, elements: dict[str, tuple[int, list[_Property]]]) -> by
 
 def _read_element(
     body: bytes, at: int, rows: int, properties: list[_Property]
-) -> tuple[_Columns, int]:
+) -> tuple[PlyColumns, int]:
     """Returns an element's columns, which begin at byte ``at``, and the byte after its last row."""
     start, fields = at, list[tuple[Any, ...]]()  # of the first row
     lengths = {name: list[int]() for name, *_ in properties}
@@ -121,7 +128,7 @@ def _read_element(
     }, at
 
 
-def _shape(columns: dict[str, _Columns]) -> NDArray[np.float64]:
+def _shape(columns: dict[str, PlyColumns]) -> NDArray[np.float64]:
     """Returns the triangles of the elements ``face`` and ``tristrips``, or else the vertices."""
     vertex = columns.pop("vertex", {})
     if not {*"xyz"} <= {*vertex}:
@@ -158,3 +165,19 @@ def _strip_triangles(
     twins_T3 = corners_T3 == np.roll(corners_T3, 1, axis=1)
     corners_T3 = corners_T3[~(twins_T3 | (corners_T3 == -1)).any(axis=1)]
     return np.full(len(corners_T3), 3), corners_T3.reshape(-1)
+
+
+def write_ply(path: Path, columns: Mapping[str, NDArray[Any]], *, comments: Sequence[str]) -> None:
+    """Writes vertices, columns [Q] in their types by name, as a binary file, atomically."""
+    types = {np.dtype(kind): name for name, kind in _TYPES.items()}
+    fields = [(name, values.dtype.newbyteorder("<")) for name, values in columns.items()]
+    table = np.empty(len(next(iter(columns.values()))), fields)
+    for name, values in columns.items():
+        table[name] = values
+    lines = ["ply", "format binary_little_endian 1.0", *(f"comment {each}" for each in comments)]
+    lines.append(f"element vertex {len(table)}")
+    lines += [f"property {types[values.dtype]} {name}" for name, values in columns.items()]
+    content = "\n".join([*lines, "end_header\n"]).encode()
+    # Hundreds are written in a row: waiting for the disk after each would take seconds.
+    with replacing(path, durable=False) as temporary:
+        temporary.write_bytes(content + table.tobytes())

@@ -91,6 +91,16 @@ class VolumeDataModule(SplitDataModule):
         nothing = (slice(0, 0),) * len(self.sample_sizes)
         return len(self.samples("train").read_input(0, nothing))
 
+    def class_counts(self) -> IntArray:
+        """Returns the number of labels of each class in the split train, int64 [K]."""
+        if self._labels == "sample":
+            return super().class_counts()
+        counts_K, samples = np.zeros(self.num_classes, np.int64), self.samples("train")
+        for index in range(len(samples.labels_S)):
+            label = samples.read_label(index, tuple(map(slice, self.sample_sizes)))
+            counts_K += np.bincount(label[label >= 0], minlength=self.num_classes)
+        return counts_K
+
     def _dataset(self, purpose: Purpose, indices_S: IntArray) -> VolumeDataset:
         samples = self.samples("test" if purpose == "test" else "train")
         return VolumeDataset(

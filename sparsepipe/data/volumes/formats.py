@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import check_regular, new_array, unreadable
+from sparsepipe.data.files import check_regular, explaining_file, new_array
 from sparsepipe.errors import DataError
 
 ChannelAxis = Literal["first", "last"]
@@ -152,21 +152,11 @@ def _numeric(array: Any) -> Any:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    try:
+    what, remedy = (
+        f"cannot be read as {suffix_of(path)}",
+        "write the file again, without compression",
+    )
+    with explaining_file(path, what=what, extra="volumes", remedy=f"{remedy}, or leave it out"):
         if not path.is_dir():  # as zarr arrays are
             check_regular(path)
         yield
-    except (DataError, MemoryError):
-        raise
-    except PermissionError as error:
-        raise unreadable(path, error) from error
-    except ImportError as error:
-        raise DataError(
-            f"{path} needs the package {error.name}: {error}",
-            remedy="run pip install 'sparsepipe[volumes]', or convert the file to .npy",
-        ) from error
-    except Exception as error:  # each library raises its own types
-        raise DataError(
-            f"{path} cannot be read as {suffix_of(path)}: {str(error) or type(error).__name__}",
-            remedy="write the file again, without compression, or leave it out",
-        ) from error

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sparsepipe.sparse.gather_plan import RowBlock
 from sparsepipe.sparse.kernel_map import KernelMap
@@ -46,6 +47,11 @@ workspace = _Workspace()
 # Up to this many input channels all offsets go into one product over [M, K * C]: it
 # multiplies zeros, but products this thin are bound by memory, not by arithmetic.
 _NARROW_CHANNELS = 4
+# So few channels and so many offsets that products of one offset take longer than those with zeros:
+# a window of 5^3 at the first layer of a network of scenes. Its columns are too large to be kept.
+_COLUMN_CHANNELS = 16
+_COLUMN_VOLUME = 64
+_COLUMN_BYTES = 4_000_000
 # The products write a block's parts, and the sums read them once. On a CPU they should still
 # be in its last-level cache by then; on other devices the limit only bounds memory.
 _BLOCK_BYTES = 16_000_000
@@ -59,8 +65,12 @@ def convolve(feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Ten
         # Without rows there are no products, but both operands must stay in the graph.
         out = feats_NC.sum(0) @ kernel_KCD.sum(0)
         return out.expand(kernel_map.num_outputs, -1)
-    narrow = kernel_KCD.shape[1] <= _NARROW_CHANNELS
-    function = _NarrowConvolution if narrow else _Convolution
+    volume, channels, _ = kernel_KCD.shape
+    function: type[torch.autograd.Function] = _Convolution
+    if channels <= _NARROW_CHANNELS:
+        function = _NarrowConvolution
+    elif channels <= _COLUMN_CHANNELS and volume >= _COLUMN_VOLUME:
+        function = _ColumnConvolution
     result: Tensor = function.apply(feats_NC, kernel_KCD, kernel_map)  # type: ignore[no-untyped-call]
     return result
 
@@ -92,15 +102,19 @@ class _Convolution(torch.autograd.Function):
         plan = kernel_map.gather_plan(_block_rows(kernel_map, kernel_KCD))
         feats_NC = feats_NC.contiguous()
         kernels, centre = kernel_KCD.unbind(0), kernel_map.spec.centre
-        sums = []
+        out_MD = feats_NC.new_empty(kernel_map.num_outputs, kernel_KCD.shape[2])
         for block in plan:
             parts = _allocate_parts(block, kernel_KCD.shape[2], feats_NC)
             for k, (rows_P, part) in enumerate(_by_offset(block, block.sources_P, parts)):
                 if k == centre or part.shape[0]:  # at the centre every row is its own source
                     read = _rows("gathered", feats_NC, block, None if k == centre else rows_P)
                     torch.mm(read, kernels[k], out=part)
-            sums.append(_bag_sum(parts, block))
-        return torch.cat(sums) if len(sums) > 1 else sums[0]
+            summed = _bag_sum(parts, block)
+            if len(plan) == 1:
+                return summed
+            # Copied at once: the sum of one block is still in the cache, those of all are not.
+            out_MD[block.first : block.last] = summed
+        return out_MD
 
     @staticmethod
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -159,6 +173,59 @@ class _NarrowConvolution(torch.autograd.Function):
         return grad_feats, grad_kernel, None
 
 
+class _ColumnConvolution(torch.autograd.Function):
+    """As :class:`_NarrowConvolution`, by blocks of rows; the backward makes columns again."""
+
+    @staticmethod
+    def forward(ctx: Any, feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Tensor:
+        save(ctx, feats_NC, kernel_KCD, derived=kernel_map)
+        flat = kernel_KCD.flatten(0, 1)
+        out_MD = feats_NC.new_empty(kernel_map.num_outputs, kernel_KCD.shape[2])
+        for rows, columns in _columns(feats_NC, kernel_map):
+            torch.mm(columns, flat, out=out_MD[rows])
+        return out_MD
+
+    @staticmethod
+    def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        (feats_NC, kernel_KCD), kernel_map = saved(ctx)
+        need_feats, need_kernel, _ = ctx.needs_input_grad
+        has_second = torch.is_grad_enabled()
+        gradients = differentiable_gradients if has_second else _gradients
+        grad_feats, grad_kernel = (
+            gradients(
+                feats_NC,
+                kernel_KCD,
+                grad_MD.contiguous(),
+                kernel_map,
+                need_feats=need_feats,
+                need_kernel=need_kernel and has_second,
+            )
+            if need_feats or has_second
+            else (None, None)
+        )
+        if need_kernel and not has_second:
+            wide = torch.promote_types(kernel_KCD.dtype, torch.float32)
+            total = torch.zeros_like(kernel_KCD, dtype=wide).flatten(0, 1)
+            for rows, columns in _columns(feats_NC, kernel_map):
+                _accumulate(total, columns.t(), grad_MD[rows], first=False)
+            grad_kernel = total.view(kernel_KCD.shape).to(kernel_KCD.dtype)
+        return grad_feats, grad_kernel, None
+
+
+def _columns(feats_NC: Tensor, kernel_map: KernelMap) -> Iterator[tuple[slice, Tensor]]:
+    """Yields blocks of output rows, and what they read at all offsets, [rows, K * C], with zeros
+    where there is nothing; valid until the next block.
+    """
+    padded, rows_MK = F.pad(feats_NC, (0, 0, 0, 1)), kernel_map.neighbours_MK
+    count, (volume, channels) = len(rows_MK), (rows_MK.shape[1], feats_NC.shape[1])
+    step = max(1, _COLUMN_BYTES // (volume * channels * feats_NC.element_size()))
+    for first in range(0, count, step):
+        rows_P = rows_MK[first : first + step].reshape(-1)
+        columns = workspace.take("columns", (len(rows_P), channels), feats_NC)
+        torch.index_select(padded, 0, rows_P, out=columns)
+        yield slice(first, min(count, first + step)), columns.view(-1, volume * channels)
+
+
 def _gradients(
     feats_NC: Tensor,
     kernel_KCD: Tensor,
@@ -182,7 +249,7 @@ def _gradients(
     if kernel_map.spec.is_symmetric:
         # A symmetric window's forward plan lists the readers of offset k under K - 1 - k.
         kernels, slots = kernels[::-1], None if slots is None else slots[::-1]
-    sums = []
+    grad_feats = feats_NC.new_empty(feats_NC.shape) if need_feats else None
     for b, block in enumerate(plan):
         parts = _allocate_parts(block, feats_NC.shape[1], feats_NC)
         own_rows = block.rows_P.split_with_sizes(block.counts)
@@ -195,13 +262,12 @@ def _gradients(
                 _accumulate(slots[k], own.t(), read, first=b == 0)
             if need_feats and part.shape[0]:
                 torch.mm(read, kernels[k], out=part)
-        if need_feats:
-            sums.append(_bag_sum(parts, block))
+        if grad_feats is not None and len(plan) > 1:
+            grad_feats[block.first : block.last] = _bag_sum(parts, block)
+        elif need_feats:
+            grad_feats = _bag_sum(parts, block)
     if grad_kernel is not None:
         grad_kernel = grad_kernel.to(kernel_KCD.dtype)
-    grad_feats = None
-    if need_feats:
-        grad_feats = torch.cat(sums) if len(sums) > 1 else sums[0]
     return grad_feats, grad_kernel
 
 

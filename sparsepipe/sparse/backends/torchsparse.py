@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -15,7 +13,7 @@ from torch import Tensor
 from sparsepipe.errors import BackendError
 from sparsepipe.sparse.backends.native import NativeBackend, check_kernel_shape
 from sparsepipe.sparse.kernel_map import CoordinateCache
-from sparsepipe.sparse.kernel_spec import KernelSpec, as_triple
+from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.tensor import SparseTensor
 
 _NATIVE = NativeBackend()
@@ -146,21 +144,3 @@ class _DifferentiableOnce(torch.autograd.Function):
                 remedy="use backend=native, which has second derivatives, for these layers",
             )
         return gradient
-
-
-def from_torchsparse(kernel: Tensor, kernel_size: int | Sequence[int]) -> Tensor:
-    """Reorders a kernel [K, Cin, Cout] saved by torchsparse 2.0 or 2.1 for ``Conv3d.kernel``.
-
-    In ``Conv3d.kernel``, x varies fastest; in torchsparse, z does if K is even. Raises a
-    BackendError for an even K if a size is above 2: offsets then differ between its versions.
-    """
-    size = as_triple(kernel_size, name="kernel size")
-    if math.prod(size) % 2:
-        return kernel
-    if max(size) > 2:
-        raise BackendError(
-            f"kernels of size {size} have different offsets in different versions of torchsparse",
-            remedy="use only odd sizes, or only sizes of 1 and 2",
-        )
-    by_axes = kernel.view(*size, *kernel.shape[1:])
-    return by_axes.transpose(0, 2).flatten(0, 2)

@@ -188,23 +188,28 @@ def run_from_layers(
 
 def without_input(batch: Any, value: Any) -> Any:
     """Returns a batch whose tensors have no data (device "meta") if they share memory with the
-    layers' input ``value``. A node other than a list, tuple or dict, such as a sparse tensor, loses
-    the data of all its tensors if one of them shares memory.
+    layers' input ``value``. Where one node of them is no list, tuple, dict or tensor, such as the
+    sparse tensor that ``value`` was cast from, it loses the data of all its tensors; where several
+    share memory, such as sparse labels on the sites of the input, each loses what is shared, unless
+    the input was cast, so that it cannot be told from the others.
     """
 
     def storages(tree: Any) -> set[int]:
         tensors = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
         return {each.untyped_storage().data_ptr() for each in tensors if each.numel()} - {0}
 
+    def emptied(tensor: Tensor) -> Tensor:
+        if len(sharing) > 1 and of_input.isdisjoint(storages(tensor)):
+            return tensor
+        shape, stride = tensor.shape, tensor.stride()
+        return torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
+
     of_input = storages(value)
     units, spec = pytree.tree_flatten(batch, is_leaf=lambda node: not isinstance(node, _CONTAINERS))
-    for number, unit in enumerate(units):
-        if not of_input.isdisjoint(storages(unit)):
-            units[number] = pytree.tree_map_only(
-                Tensor,
-                lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"),
-                unit,
-            )
+    sharing = [n for n, unit in enumerate(units) if not of_input.isdisjoint(storages(unit))]
+    is_cast = not any(storages(units[number]) <= of_input for number in sharing)
+    for number in sharing if len(sharing) == 1 or not is_cast else ():
+        units[number] = pytree.tree_map_only(Tensor, emptied, units[number])
     return pytree.tree_unflatten(units, spec)
 
 

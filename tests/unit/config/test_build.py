@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from sparsepipe.config.build import build_data, build_module, refuse_further_outputs
@@ -53,3 +56,30 @@ def test_a_network_has_all_classes_of_the_data() -> None:
     module = build_module(more, data)  # as where it is profiled
     with pytest.raises(ConfigError, match=r"model\.num_classes=12, but the data have 10 classes"):
         refuse_further_outputs(more, data, module)
+
+
+@pytest.mark.parametrize("labels", ["sample", "voxel"])
+def test_balanced_weights_give_all_classes_equal_shares_of_the_loss(
+    tmp_path: Path, labels: str
+) -> None:
+    place = (f"paths.data={tmp_path}", f"paths.cache={tmp_path}", f"data.labels={labels}")
+    few = (*FEW[1:], "data.source.train_samples=6")
+    given = ("data=volumes", "model=unet3d", "model.levels=2", "model.width=0.1", *few, *place)
+    data = build_data(spec := composed(*given, "loss.class_weights=balanced"))
+    seen = np.concatenate(
+        [np.ravel(data._dataset("train", np.arange(6))[n]["label"]) for n in range(6)]
+    )
+    counts_K = np.bincount(seen, minlength=data.num_classes)
+    module = build_module(spec, data)
+    expected = [seen.size / (counts_K > 0).sum() / count if count else 0 for count in counts_K]
+    assert module.class_weights_K.tolist() == pytest.approx(expected)
+    assert module.hparams["class_weights"] == pytest.approx(expected)
+    assert "class_weights" not in build_module(composed(*given), data).hparams
+    with pytest.raises(ConfigError, match="1 class weights are given"):
+        build_module(composed(*given, "loss.class_weights=[2]"), data)
+
+
+def test_a_module_with_a_loss_of_its_own_takes_no_settings_of_another() -> None:
+    data: Any = SimpleNamespace(classes=("a", "b"), domains=("one", "two"))
+    with pytest.raises(ConfigError, match="has a loss of its own"):
+        build_module(composed("model=dsn_2d", "data=digit_domains", "loss.lovasz=1"), data)

@@ -68,3 +68,16 @@ def test_gross_form_alone_stays_below_85_percent_in_full_size(tmp_path: Path) ->
     found = re.search(r"accuracy +([\d.]+)%", said)
     assert found is not None
     assert 50 < float(found[1]) < 85
+
+
+@pytest.mark.full
+def test_baselines_of_rooms_are_far_from_perfect(tmp_path: Path) -> None:
+    sizes = ["--train-rooms=6", "--test-rooms=2", "--neighbours", "1", "5"]
+    said = run("rooms_baselines.py", "--data", str(tmp_path), *sizes)
+    rows = dict(re.findall(r"^\| ([a-zA-Z ]+) \| (.*) \|$", said, re.MULTILINE))
+    figures = {name: np.array(row.split(" | "), float) for name, row in rows.items()}
+    means = figures.pop("mean IoU"), figures.pop("mean accuracy"), figures.pop("accuracy of points")
+    assert len(figures) == 13
+    np.testing.assert_allclose(means[0], np.nanmean([*figures.values()], axis=0), atol=0.1)
+    assert (means[0] < 45).all()
+    assert (figures["floor"] > 80).all()

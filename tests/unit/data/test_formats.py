@@ -151,16 +151,43 @@ def glb(kind: str, *, sparse: bool = False, required: str = "KHR_texture_basisu"
     return b"glTF" + sizes + b"JSON" + text + struct.pack("<I", len(binary)) + b"BIN\0" + binary
 
 
-@pytest.mark.parametrize("suffix", ["stl", "obj", "ply", "glb", "off", "STL"])
+def write_mesh(path: Path) -> None:
+    suffix = path.suffix[1:].lower()
+    if package := {"3mf": "lxml", "dae": "collada"}.get(suffix):
+        pytest.importorskip(package)
+    if suffix == "dae":
+        path.write_bytes(trimesh.exchange.dae.export_collada(MESH))
+    elif suffix == "gltf":
+        for name, content in trimesh.exchange.gltf.export_gltf(MESH.scene()).items():
+            (path if name.endswith("gltf") else path.with_name(name)).write_bytes(content)
+    else:
+        MESH.export(path, file_type=suffix)
+
+
+@pytest.mark.parametrize("suffix", ["stl", "obj", "ply", "glb", "off", "STL", "gltf", "3mf", "dae"])
 def test_a_mesh_is_the_same_in_each_format(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"part.{suffix}"
-    MESH.export(path, file_type=suffix.lower())
+    write_mesh(path)
     triangles_F33 = read_shape(path)
     read = trimesh.Trimesh(**trimesh.triangles.to_kwargs(triangles_F33))
     assert triangles_F33.shape == (len(MESH.faces), 3, 3)
     assert read.area == pytest.approx(MESH.area, rel=1e-6)
     assert read.bounds == pytest.approx(MESH.bounds, abs=1e-6)
     assert read.volume == pytest.approx(MESH.volume, rel=1e-5)
+
+
+def write_las(path: Path) -> None:
+    laspy = pytest.importorskip("laspy")
+    file = laspy.create()
+    file.header.scales = [1e-7] * 3
+    file.x, file.y, file.z = CLOUD_Q3.T
+    file.write(path)
+
+
+def write_pcd(path: Path) -> None:
+    cloud = pytest.importorskip("pypcd4").PointCloud
+    ordered_Q3 = np.concatenate([CLOUD_Q3, np.full((5, 3), np.nan, np.float32)])
+    cloud.from_xyzi_points(np.column_stack([ordered_Q3, np.ones(705)])).save(path)
 
 
 def text(
@@ -179,6 +206,10 @@ CLOUDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "text ply": ("ply", words(ply("ascii", CLOUD_Q3))),
     "columns of no name": ("ply", words(ply("ascii", np.hstack([CLOUD_Q3, CLOUD_Q3])))),
     "glb": ("glb", lambda path: trimesh.PointCloud(CLOUD_Q3).export(path)),
+    "las": ("las", write_las),
+    "laz": ("laz", write_las),
+    "an ordered pcd": ("pcd", write_pcd),
+    "pts": ("pts", text(" ", "700\n")),
     "vertices alone": ("obj", words("".join(f"v {x} {y} {z}\n" for x, y, z in CLOUD_Q3))),
     "blanks": ("xyz", text(" ")),
     "tabs and a byte order mark": ("txt", text("\t", "\ufeff")),
@@ -202,7 +233,8 @@ def test_a_cloud_is_the_same_in_each_format(tmp_path: Path, kind: str) -> None:
     suffix, write = CLOUDS[kind]
     path = tmp_path / f"cloud.{suffix}"
     write(path)
-    assert read_shape(path) == pytest.approx(CLOUD_Q3, rel=1e-6)
+    step = 1e-7 if suffix in ("las", "laz") else 0  # of their whole numbers
+    assert read_shape(path) == pytest.approx(CLOUD_Q3, rel=1e-6, abs=step or None)
 
 
 def write_large(path: Path) -> None:
@@ -229,6 +261,20 @@ NO_SHAPES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a solid without end": ("stl", words(SOLID + SOLID[:-20])),
     "an unknown element": ("ply", words(ply("ascii", GRID_V3, [[0, 4, 5]], element="fan"))),
     "an extension of glTF": ("glb", words(glb("f4", required="EXT_meshopt_compression"))),
+    "a las of junk": ("las", words("LASF" + "x" * 999)),
+    "a laz of junk": ("laz", words("junk")),
+    "a pcd of junk": ("pcd", words("VERSION 0.7\nDATA binary\n")),
+    "a pts cut off": ("pts", words("3\n1 2 3\n4 5 6\n")),
+    "a gltf without its buffer": (
+        "gltf",
+        words(json.dumps({"buffers": [{"uri": "a.bin", "byteLength": 9}]})),
+    ),
+    "a buffer elsewhere": (
+        "gltf",
+        words(json.dumps({"buffers": [{"uri": "../../etc/passwd", "byteLength": 9}]})),
+    ),
+    "a 3mf of junk": ("3mf", words("PK junk")),
+    "a dae of junk": ("dae", words("<COLLADA></COLLADA>")),
     "a number of no vertex": ("obj", words("v 0 0 0\nv 1 0 0\nv 0 1 0\nf 0 1 2\n")),
     "infinite": ("xyz", words("1e400 2 3\n")),
     "overflowing": ("xyz", words("1e308 2 3\n")),

@@ -13,17 +13,18 @@ from torchmetrics.classification import (
 )
 
 from sparsepipe.models.metrics import (
+    COUNTED,
     IGNORED,
     UNPREDICTED,
     Accuracy,
+    ClassAccuracy,
     Confusion,
     MeanIoU,
     Predictions,
     ious_of,
     predictions_of,
 )
-
-CLASSES = 4
+from tests.support.labelled_points import CLASSES, points_in_voxels
 
 
 def batches(size: tuple[int, ...], *, ignored: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -59,6 +60,39 @@ def test_they_are_torchmetrics(size: tuple[int, ...], ignored: bool) -> None:
         theirs.reset()
         theirs.update(*batch)
         torch.testing.assert_close(mine.compute(), theirs.compute())
+
+
+@pytest.mark.parametrize("bad", [None, math.nan])
+def test_metrics_of_counts_are_those_of_the_points(bad: float | None) -> None:
+    """Beside torchmetrics, with a further class that logits predict where they are not finite."""
+    more = {"ignore_index": IGNORED}
+    pairs = [
+        (Accuracy(), MulticlassAccuracy(CLASSES + 1, average="micro", **more)),
+        (Confusion(CLASSES), MulticlassConfusionMatrix(CLASSES + 1, **more)),
+        (
+            MeanIoU(CLASSES),
+            MulticlassJaccardIndex(CLASSES + 1, average="none", ignore_index=IGNORED),
+        ),
+        (
+            ClassAccuracy(CLASSES),
+            MulticlassAccuracy(CLASSES + 1, average="none", ignore_index=IGNORED),
+        ),
+    ]
+    for seed in range(3):
+        scene = points_in_voxels(seed, bad=bad)
+        guess_P = scene.logits_NK.argmax(1)[scene.rows_P]
+        guess_P[scene.logits_NK.isnan().any(1)[scene.rows_P]] = CLASSES
+        for mine, theirs in pairs:
+            mine.update(scene.logits_NK, scene.counts_NK)
+            theirs.update(guess_P, scene.labels_P)
+    accuracy, confusion, iou, accuracies = (theirs.compute() for _, theirs in pairs)
+    assert pairs[0][0].compute() == accuracy
+    counts = pairs[1][0].compute()
+    assert torch.equal(counts, confusion[:-1, : counts.shape[1]])
+    assert counts.shape[1] == CLASSES + (bad is not None)
+    assert COUNTED[int(pairs[1][0].counted)] == "points"
+    torch.testing.assert_close(pairs[2][0].compute(), iou[:-1].mean())
+    torch.testing.assert_close(pairs[3][0].compute(), accuracies[:-1].mean())
 
 
 @pytest.mark.parametrize("size", [(), (4, 5)])

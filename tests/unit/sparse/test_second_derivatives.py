@@ -32,6 +32,7 @@ WINDOWS = {
     "strided": KernelSpec.of(3, stride=2),
     "tiling": KernelSpec.of(2, stride=2),
     "pointwise": KernelSpec.of(1),
+    "of many offsets": KernelSpec.of(5),
 }
 
 

@@ -5,10 +5,11 @@ import sys
 import pytest
 import torch
 
-from sparsepipe.errors import BackendError, CoordinateError
+from sparsepipe.errors import BackendError, ConfigError, CoordinateError
+from sparsepipe.models.convert import own_kernel
 from sparsepipe.sparse import KernelSpec, SparseTensor
 from sparsepipe.sparse.backends import torchsparse as adapter
-from sparsepipe.sparse.backends.torchsparse import TorchSparseBackend, convolve, from_torchsparse
+from sparsepipe.sparse.backends.torchsparse import TorchSparseBackend, convolve
 from tests.support.torchsparse_cases import NATIVE, SPECS, gradients, scattered, weights
 from tests.support.torchsparse_statement import offset_list, statement
 
@@ -108,7 +109,7 @@ SIZES = [(1, 1, 1), (2, 2, 2), (3, 3, 3), (5, 5, 5), (3, 1, 5), (1, 2, 2), (2, 1
 
 @pytest.mark.parametrize("size", SIZES)
 def test_kernels_of_torchsparse_arrive_at_their_offsets(size):
-    loaded = from_torchsparse(labelled(offset_list(size)), size)
+    loaded = own_kernel(labelled(offset_list(size)), "torchsparse", size)
     assert torch.equal(loaded, labelled(KernelSpec.of(size).offsets()))
 
 
@@ -126,5 +127,5 @@ def test_kernels_of_minkowski_engine_have_our_order_of_offsets(size):
 
 
 def test_sizes_that_torchsparse_reads_in_several_ways_are_refused():
-    with pytest.raises(BackendError, match="different offsets"):
-        from_torchsparse(torch.zeros(18, 1, 1), (2, 3, 3))
+    with pytest.raises(ConfigError, match="different offsets"):
+        own_kernel(torch.zeros(18, 1, 1), "torchsparse", (2, 3, 3))

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from sparsepipe.models.convert import own_kernel
 from sparsepipe.sparse import Conv3d, KernelSpec
-from sparsepipe.sparse.backends.torchsparse import TorchSparseBackend, from_torchsparse
+from sparsepipe.sparse.backends.torchsparse import TorchSparseBackend
 from tests.support.torchsparse_cases import NATIVE, SPECS, gradients, scattered, weights
 
 DEVICE = "cuda"
@@ -43,7 +44,7 @@ def test_the_weights_of_a_torchsparse_layer_do_in_ours_what_they_did_there(size,
     theirs = torchsparse.nn.Conv3d(4, 8, size, stride=stride, bias=True).to(DEVICE)
     ours = Conv3d(4, 8, size, stride=stride, bias=True).to(DEVICE)
     state = dict(theirs.state_dict())
-    state["kernel"] = from_torchsparse(state["kernel"], size)
+    state["kernel"] = own_kernel(state["kernel"], "torchsparse", size)
     ours.load_state_dict(state)
     x = scattered((16, 16, 16), channels=4).to(DEVICE)
     out = theirs(torchsparse.SparseTensor(x.feats, x.coords))

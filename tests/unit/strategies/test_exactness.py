@@ -101,6 +101,7 @@ REPLAYED = Family(
         Asynchronous("1-2", step_size=2),
         Asynchronous("1-2", mode="vertical_sync"),
         Asynchronous("1-1-1", optimizer="adam", net="sparse"),
+        Asynchronous("1-1-1", net="unet", minibatches=4),  # skips cross both cuts
         Asynchronous("1-1-1", mode="vertical_sync"),
         Asynchronous("1-1-1", mode="spectrain", step_size=3),
         Asynchronous("1-1-1", mode="spectrain", predict_backward=True),
@@ -159,6 +160,7 @@ ACCUMULATED = Family(
         Case("1-1", 1, net="dense"),
         Case("1-1-1", 8, optimizer="decay"),
         Case("1-1-1", 5, "1f1b", net="sparse", samples=22, epochs=1),
+        Case("1-1", 3, "1f1b", net="unet", samples=22, epochs=1),
         Case("2-1", 4, "1f1b", samples=56),
         Case("2-1", 5, net="dense", optimizer="adam", samples=68),
         Case("2-1", 4, dealt=3),  # in the last step the second device has no batch

@@ -252,14 +252,21 @@ def test_an_error_of_the_step_is_its_own(batch: dict[str, Tensor]) -> None:
         in_halves(broken, batch)
 
 
-def test_a_sparse_tensor_is_left_out_as_a_whole() -> None:
-    """Cast, it shares its coordinates with the input, and only these."""
+def test_a_sparse_tensor_is_left_out_as_a_whole_but_not_labels_on_its_sites() -> None:
+    """Cast, it shares its coordinates with the input, and only these, as labels do."""
     coords = torch.tensor([[0, 1, 2, 3], [0, 3, 2, 1]], dtype=torch.int32)
     x = SparseTensor(torch.ones(2, 1), coords, batch_size=1)
     rest = without_input({"x": x, "y": coords.clone()}, x.to(torch.float64))
     assert rest["x"].feats.is_meta
     assert rest["x"].to(torch.float64).coords.is_meta
     assert not rest["y"].is_meta
+    counts = x.replace_feats(torch.ones(2, 3))
+    shared = without_input({"x": x, "label": counts}, x)
+    assert shared["x"].feats.is_meta
+    assert shared["label"].coords.is_meta
+    assert shared["label"].feats is counts.feats
+    both = {"x": x, "label": counts}  # of which either could be the input, cast
+    assert without_input(both, x.to(torch.float64)) == both
 
 
 class Mixing(Net):

@@ -35,6 +35,7 @@ class Reader(pl.LightningModule):
 
     class_names = ("even", "odd")
     test_confusion = torch.eye(2, dtype=torch.int64)
+    counted = "shapes"
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ def test_the_gallery_is_predicted_in_batches_of_the_test(
     monkeypatch.setattr("sparsepipe.plots.gallery.gallery_figure", gallery)
     module = Reader()
     run: Any = SimpleNamespace(directory=RunDir(tmp_path))
-    presentation.draw_test(run, module, Grids(), {}, gallery=12)
+    presentation.draw_test(run, module, Grids(), gallery=12)
     assert max(count for _, count in module.events) <= 5
     numbers = drawn["numbers"]
     assert len(numbers) == 12
@@ -92,9 +93,10 @@ def test_voxels_have_no_gallery_but_a_mean_iou(
 ) -> None:
     monkeypatch.setattr("sparsepipe.plots.gallery.gallery_figure", pytest.fail)
     module = Reader()
+    module.counted = "voxels"
     run: Any = SimpleNamespace(directory=RunDir(tmp_path))
     values = {"test/accuracy": 0.5, "test/mean_iou": 0.25}
-    presentation.draw_test(run, module, LabelledVoxels(), values, gallery=12)
+    presentation.draw_test(run, module, LabelledVoxels(), gallery=12)
     assert not module.events
     assert "voxels" in RunDir(tmp_path).confusion.read_text()
     with caplog.at_level("INFO"):
