@@ -5,11 +5,9 @@ Shapes: V vertices.
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import re
-import struct
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -32,11 +30,16 @@ def load_glb(path: Path) -> trimesh.Scene:
     Raises:
         ValueError: the file requires an extension of glTF, or uses a feature, that is not read.
     """
-    content = path.read_bytes() if path.suffix.lower() == ".glb" else _as_glb(path)
-    if content[:8] != b"glTF\2\0\0\0":
+    content, is_text = path.read_bytes(), path.suffix.lower() == ".gltf"
+    if not is_text and content[:8] != b"glTF\2\0\0\0":
         raise ValueError("it is not a GLB file of version 2")
     size = int.from_bytes(content[12:16], "little")
-    tree: dict[str, Any] = json.loads(content[20 : 20 + size])
+    tree: dict[str, Any] = json.loads(content if is_text else content[20 : 20 + size])
+    uris = [each["uri"] for each in tree.get("buffers", ()) if "uri" in each]
+    buffers = {uri: path.parent / unquote(uri) for uri in uris if not uri.startswith("data:")}
+    for uri, file in buffers.items():
+        if file.parent != path.parent or not file.is_file():
+            raise ValueError(f"its buffer {uri} is not beside it")
     meshes, accessors = tree.get("meshes", []), tree.get("accessors", [])
     primitives = [each for mesh in meshes for each in mesh["primitives"]]
     unread = {name for name in tree.get("extensionsRequired", ()) if not _READ.fullmatch(name)}
@@ -49,43 +52,21 @@ def load_glb(path: Path) -> trimesh.Scene:
     if unread:
         raise ValueError(f"it needs parts of glTF that are not read: {', '.join(sorted(unread))}")
     scene = trimesh.load_scene(
-        io.BytesIO(content), file_type="glb", process=False, resolver={}, skip_materials=True
+        io.BytesIO(content),
+        file_type="gltf" if is_text else "glb",
+        process=False,
+        resolver={uri: file.read_bytes() for uri, file in buffers.items()},
+        skip_materials=True,
     )
     stored = [accessors[each["attributes"]["POSITION"]] for each in primitives]
     if any("sparse" in each or each.get("normalized") for each in stored):
+        if is_text:
+            raise ValueError("its positions are sparse or normalised: write it as .glb")
         for part, accessor in zip(scene.geometry.values(), stored, strict=True):
             part.vertices = _positions(
                 np.array(part.vertices), accessor, tree, content[28 + size :]
             )
     return scene
-
-
-def _as_glb(path: Path) -> bytes:
-    """Returns a glTF file with its buffers, in the text or in files beside it, as a GLB file."""
-    tree, binary, starts = json.loads(path.read_text(encoding="utf-8")), b"", list[int]()
-    for buffer in tree.get("buffers", ()):
-        uri, starts = buffer["uri"], [*starts, len(binary)]
-        if uri.startswith("data:"):
-            part = base64.b64decode(uri.partition(",")[2], validate=True)
-        else:
-            file = path.parent / unquote(uri)
-            if not file.resolve().is_relative_to(path.parent.resolve()):
-                raise ValueError(f"its buffer {uri} is outside its folder")
-            if not file.is_file():
-                raise ValueError(f"its buffer {uri} is not beside it")
-            part = file.read_bytes()
-        if len(part) < buffer["byteLength"]:
-            raise ValueError(f"its buffer {uri[:80]} is cut off")
-        binary += part + b"\0" * (-len(part) % 4)
-    for view in tree.get("bufferViews", ()):
-        view["byteOffset"] = view.get("byteOffset", 0) + starts[view["buffer"]]
-        view["buffer"] = 0
-    tree["buffers"] = [{"byteLength": len(binary)}]
-    text = json.dumps(tree).encode()
-    text += b" " * (-len(text) % 4)
-    size = 28 + len(text) + len(binary)
-    head = struct.pack("<4s3I4s", b"glTF", 2, size, len(text), b"JSON")
-    return head + text + struct.pack("<I4s", len(binary), b"BIN\0") + binary
 
 
 def _positions(

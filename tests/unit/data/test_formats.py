@@ -242,6 +242,12 @@ def write_large(path: Path) -> None:
     os.truncate(path, 1 << 40)  # a sparse file
 
 
+def write_cut_gltf(path: Path) -> None:
+    write_mesh(path)
+    for buffer in path.parent.glob("*.bin"):
+        buffer.write_bytes(buffer.read_bytes()[:-9])
+
+
 NO_SHAPES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "no format": ("mtl", words("newmtl red")),
     "missing": ("stl", lambda path: None),
@@ -269,6 +275,7 @@ NO_SHAPES: dict[str, tuple[str, Callable[[Path], object]]] = {
         "gltf",
         words(json.dumps({"buffers": [{"uri": "a.bin", "byteLength": 9}]})),
     ),
+    "a gltf whose buffer is cut off": ("gltf", write_cut_gltf),
     "a buffer elsewhere": (
         "gltf",
         words(json.dumps({"buffers": [{"uri": "../../etc/passwd", "byteLength": 9}]})),
