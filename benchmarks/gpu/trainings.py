@@ -124,7 +124,7 @@ def _measure_step(rows: Rows, device: torch.device, case: str, precision: str) -
 
 
 def _workload(case: str, *, small: bool) -> Vgg:
-    """What is trained: ``case`` is ``dense`` or the backend of a sparse network, then its grid and,
+    """Returns a workload: ``case`` is ``dense`` or the backend of a sparse network, then its grid and,
     unless the paper's counts, its batch, such as ``triton 50³ 64``.
     """
     network, grid, *given = case.split()
@@ -191,7 +191,7 @@ def _training(
 
 
 def _repeated(network: str, device: torch.device) -> Row:
-    """Whether two trainings, in processes of their own, end with the same bits."""
+    """Tells whether two trainings, in processes of their own, end with the same bits."""
     workload = _workload(f"{network} 50³ 64", small=device.type == "cpu")
     found = [on_ranks(_bits, 1, workload, device.type, limit_s=_LIMIT_S)[0] for _ in range(2)]
     return {"repeats": found[0] == found[1], "bits": found}

@@ -79,8 +79,6 @@ def build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningMod
             "fewer classes, select them with a setting of data",
         )
     given = {"num_classes": num_classes, "class_names": classes}
-    if channels is not None:
-        given["in_channels"] = channels
     if (domains := getattr(data, "domains", None)) is not None:
         given["domains"] = list(domains)
     model = spec.model.build_with(**given)

@@ -195,7 +195,7 @@ class Optim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What is added to the cross-entropy that a plain network minimises."""
+    """Weights of classes, and the Lovász term, in the loss that a plain network minimises."""
 
     __pydantic_config__ = _FIXED
     class_weights: Literal["balanced"] | list[Annotated[float, Field(ge=0)]] | None = None
@@ -329,9 +329,7 @@ class Config:
     optim: Optim
     trainer: TrainerArguments
     task: Annotated[Buildable, Node(given=("run", "directories", "width"))]
-    model: Annotated[
-        Buildable, Node(given=("num_classes", "class_names", "domains", "in_channels"))
-    ]
+    model: Annotated[Buildable, Node(given=("num_classes", "class_names", "domains"))]
     data: Annotated[Buildable, Node()]
     hardware: Annotated[Buildable, Node(own=Emulation)]
     backend: Annotated[Buildable, Node()]

@@ -330,10 +330,9 @@ def trained_model(
             f"the classes on which {path} was trained are unknown",
             remedy="evaluate it with task=evaluate, which reads the classes from the data",
         )
-    given: dict[str, Any] = {"num_classes": len(classes), "class_names": classes}
-    if isinstance(preprocess, ScenePreprocessing):
-        given["in_channels"] = preprocess.voxels.in_channels
-    network = Target.parse(training.values["model"]).build_with(**given)
+    network = Target.parse(training.values["model"]).build_with(
+        num_classes=len(classes), class_names=classes
+    )
     load_weights(network, content["state_dict"], path)
     trainer = training.values.get("trainer") or {}
     precisions = {name: trainer.get(name) for name in ("precision", "matmul_precision")}

@@ -33,11 +33,8 @@ def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
     if "hydra.overrides" in frame:  # in whatever order a sweeper has put them
         words = frame["hydra.overrides"].map(lambda text: json.dumps(sorted(json.loads(text))))
         frame = frame.assign(**{"hydra.overrides": words})
-    if "backend._target_" in frame:  # the same in identities: on a CPU the one is the other
-        names = frame["backend._target_"].replace(
-            "sparsepipe.sparse.NativeBackend", "sparsepipe.sparse.AutoBackend"
-        )
-        frame = frame.assign(**{"backend._target_": names})
+    # On a CPU the one is the other, and so in identities.
+    frame = frame.replace("sparsepipe.sparse.NativeBackend", "sparsepipe.sparse.AutoBackend")
     return frame.set_index(list(CELL)).sort_index()
 
 

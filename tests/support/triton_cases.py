@@ -61,7 +61,7 @@ def distance(found: Tensor, expected: Tensor) -> float:
 def convolution_distances(
     case: Case, backend: Any, device: str = "cpu", seed: int = 0
 ) -> list[float]:
-    """Of the output, and of the gradients of features, kernel and bias."""
+    """Returns the distances of the output, and of the gradients of features, kernel and bias."""
     random = torch.Generator().manual_seed(seed)
     coords = sites(case, seed=seed)
     volume = case.spec.volume
@@ -82,7 +82,7 @@ def convolution_distances(
 def transposed_distances(
     case: Case, backend: Any, device: str = "cpu", *, to_like: bool
 ) -> list[float]:
-    """As :func:`convolution_distances`, of a transposed or (``to_like``) an inverse convolution."""
+    """Returns these distances of a transposed or (``to_like``) an inverse convolution."""
     random = torch.Generator().manual_seed(0)
     coords = sites(case)
     kernel = torch.randn(case.spec.volume, case.channels, case.width, generator=random)
@@ -112,7 +112,7 @@ def transposed_distances(
 def pool_distances(
     pool: Callable[[Any, SparseTensor], Any], backend: Any, case: Case, device: str = "cpu"
 ) -> list[float]:
-    """Of the output and the gradient; features repeat, so that several are the largest."""
+    """Returns the distances of output and gradient; features repeat, so that maxima are shared."""
     coords = sites(case)
     coords = coords[coords[:, 0].argsort(stable=True)]
     whole = torch.randint(-2, 3, (len(coords), case.channels)).to(case.dtype)

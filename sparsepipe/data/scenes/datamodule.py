@@ -40,7 +40,7 @@ _SIDE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenePreprocessing:
-    """What makes a network's input of a scene, as in the test of a training.
+    """Preparation of a scene as a network's input, as in the test of a training.
 
     Attributes:
         reader: reads files and folders of scenes.

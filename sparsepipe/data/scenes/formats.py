@@ -100,7 +100,7 @@ READERS: dict[str, Callable[[Path], Columns]] = {
 
 
 def is_scene(path: Path) -> bool:
-    """Whether a path has a file with a suffix of :data:`READERS`, or a folder with one scene."""
+    """Returns whether a path is a file with a suffix of :data:`READERS`, or a scene's folder."""
     in_folder = (path / _COORDS).is_file() or (path / _ANNOTATIONS).is_dir()
     return in_folder or (path.suffix.lower() in READERS and path.exists() and not path.is_dir())
 

@@ -7,7 +7,7 @@ channels, P pairs of a block.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -120,14 +120,8 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         (feats_NC, kernel_KCD), kernel_map = saved(ctx)
         gradients = differentiable_gradients if torch.is_grad_enabled() else _gradients
-        grads = gradients(
-            feats_NC,
-            kernel_KCD,
-            grad_MD.contiguous(),
-            kernel_map,
-            need_feats=ctx.needs_input_grad[0],
-            need_kernel=ctx.needs_input_grad[1],
-        )
+        needs = ctx.needs_input_grad
+        grads = gradients(feats_NC, kernel_KCD, grad_MD.contiguous(), kernel_map, needs)
         return (*grads, None)
 
 
@@ -146,35 +140,19 @@ class _NarrowConvolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         (feats_NC, kernel_KCD, columns), kernel_map = saved(ctx)
+        needs, operands = ctx.needs_input_grad, (feats_NC, kernel_KCD, grad_MD.contiguous())
         if torch.is_grad_enabled():
-            need_feats, need_kernel, _ = ctx.needs_input_grad
-            grads = differentiable_gradients(
-                feats_NC,
-                kernel_KCD,
-                grad_MD,
-                kernel_map,
-                need_feats=need_feats,
-                need_kernel=need_kernel,
-            )
-            return (*grads, None)
-        grad_kernel = None
-        if ctx.needs_input_grad[1]:
+            return (*differentiable_gradients(*operands, kernel_map, needs), None)
+        grad_feats = grad_kernel = None
+        if needs[1]:
             grad_kernel = (columns.t() @ grad_MD).view(kernel_KCD.shape)
-        grad_feats = None
-        if ctx.needs_input_grad[0]:
-            grad_feats, _ = _gradients(
-                feats_NC,
-                kernel_KCD,
-                grad_MD.contiguous(),
-                kernel_map,
-                need_feats=True,
-                need_kernel=False,
-            )
+        if needs[0]:
+            grad_feats, _ = _gradients(*operands, kernel_map, (True, False))
         return grad_feats, grad_kernel, None
 
 
 class _ColumnConvolution(torch.autograd.Function):
-    """As :class:`_NarrowConvolution`, by blocks of rows; the backward makes columns again."""
+    """The product of :class:`_NarrowConvolution` by blocks, whose columns the backward remakes."""
 
     @staticmethod
     def forward(ctx: Any, feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Tensor:
@@ -188,22 +166,13 @@ class _ColumnConvolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         (feats_NC, kernel_KCD), kernel_map = saved(ctx)
-        need_feats, need_kernel, _ = ctx.needs_input_grad
-        has_second = torch.is_grad_enabled()
-        gradients = differentiable_gradients if has_second else _gradients
-        grad_feats, grad_kernel = (
-            gradients(
-                feats_NC,
-                kernel_KCD,
-                grad_MD.contiguous(),
-                kernel_map,
-                need_feats=need_feats,
-                need_kernel=need_kernel and has_second,
-            )
-            if need_feats or has_second
-            else (None, None)
-        )
-        if need_kernel and not has_second:
+        needs, operands = ctx.needs_input_grad, (feats_NC, kernel_KCD, grad_MD.contiguous())
+        if torch.is_grad_enabled():
+            return (*differentiable_gradients(*operands, kernel_map, needs), None)
+        grad_feats = grad_kernel = None
+        if needs[0]:
+            grad_feats, _ = _gradients(*operands, kernel_map, (True, False))
+        if needs[1]:
             wide = torch.promote_types(kernel_KCD.dtype, torch.float32)
             total = torch.zeros_like(kernel_KCD, dtype=wide).flatten(0, 1)
             for rows, columns in _columns(feats_NC, kernel_map):
@@ -231,11 +200,13 @@ def _gradients(
     kernel_KCD: Tensor,
     grad_MD: Tensor,
     kernel_map: KernelMap,
-    *,
-    need_feats: bool,
-    need_kernel: bool,
+    needs: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Computes the gradients of features and kernel; None for one that is not needed."""
+    """Computes the gradients of features and kernel; None for one that is not needed.
+
+    ``needs``: whether features and kernel need one; what follows these two is ignored.
+    """
+    need_feats, need_kernel = needs[:2]
     plan = kernel_map.scatter_plan(_block_rows(kernel_map, kernel_KCD))
     centre = kernel_map.spec.centre
     kernels = kernel_KCD.transpose(1, 2).unbind(0)
@@ -276,14 +247,13 @@ def differentiable_gradients(
     kernel_KCD: Tensor,
     grad_MD: Tensor,
     kernel_map: KernelMap,
-    *,
-    need_feats: bool,
-    need_kernel: bool,
+    needs: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None]:
     """Computes what :func:`_gradients` does, with operations that autograd can differentiate.
 
     At each offset, a row is in at most one pair, so no sum depends on the order of threads.
     """
+    need_feats, need_kernel = needs[:2]
     pairs = kernel_map.derived("pairs", pairs_by_offset)
     grad_feats = feats_NC.new_zeros(feats_NC.shape)
     grads_CD = []

@@ -73,16 +73,11 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         (feats_NC, kernel_KCD), kernel_map = saved(ctx)
         if torch.is_grad_enabled():  # for a second derivative
-            need_feats, need_kernel, _ = ctx.needs_input_grad
-            grads = differentiable_gradients(
-                feats_NC,
-                kernel_KCD,
-                grad_MD,
-                kernel_map,
-                need_feats=need_feats,
-                need_kernel=need_kernel,
+            needs = ctx.needs_input_grad
+            return (
+                *differentiable_gradients(feats_NC, kernel_KCD, grad_MD, kernel_map, needs),
+                None,
             )
-            return (*grads, None)
         readers_KN = input_rows(kernel_map).sources_KM
         masks, orders = zip(_outputs(kernel_map), _inputs(kernel_map), strict=True)
         grad_feats, grad_DKC = _operations().implicit_gemm_backward(

@@ -50,7 +50,7 @@ def test_scenes_of_the_test_are_labelled_as_the_test_did(run: Path, model: Scene
 
 
 def colors(labels_P: np.ndarray) -> np.ndarray:
-    """Those of the files, as bytes."""
+    """Returns the colours of the files, as bytes."""
     return np.stack([60 * labels_P, 0 * labels_P + 128, 255 - 60 * labels_P], 1).astype(np.uint8)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparsepipe.sparse import KernelSpec, SparseTensor
 from sparsepipe.sparse.tensor import sparse_collate
+from tests.support import spconv_unet
 from tests.support.sparse_references import BACKEND, Case, relative_error, sites
 from tests.support.torchsparse_statement import offset_list
 
@@ -113,12 +114,9 @@ def test_torchsparse_orders_offsets_of_even_volumes_with_z_fastest(size: tuple[i
     assert sorted(ours) == sorted(offset_list(size))
 
 
-@pytest.fixture
-def spconv(monkeypatch: pytest.MonkeyPatch) -> Any:
-    module = pytest.importorskip("spconv.pytorch", reason="spconv, a peer, is not installed")
-    # Its backward asks for a CUDA stream also where it computes on a CPU.
-    monkeypatch.setattr(module.ops, "get_current_stream", lambda: 0)
-    return module
+@pytest.fixture(name="spconv")
+def _spconv() -> Any:
+    return spconv_unet.spconv()
 
 
 def spconv_layer(spconv: Any, kind: str, kernel: Tensor, size: int, **settings: Any) -> Any:

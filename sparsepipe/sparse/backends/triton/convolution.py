@@ -54,14 +54,8 @@ class Convolution(torch.autograd.Function):
         need_feats, need_kernel, need_bias, _ = ctx.needs_input_grad
         grad_bias = grad_MD.sum(0) if need_bias else None
         if torch.is_grad_enabled():  # for a second derivative
-            grads = differentiable_gradients(
-                feats_NC,
-                kernel_KCD,
-                grad_MD,
-                kernel_map,
-                need_feats=need_feats,
-                need_kernel=need_kernel,
-            )
+            needs = ctx.needs_input_grad
+            grads = differentiable_gradients(feats_NC, kernel_KCD, grad_MD, kernel_map, needs)
             return (*grads, grad_bias, None)
         grad_feats, grad_kernel, grad_MD = None, None, grad_MD.contiguous()
         if need_feats:
