@@ -124,8 +124,8 @@ def _measure_step(rows: Rows, device: torch.device, case: str, precision: str) -
 
 
 def _workload(case: str, *, small: bool) -> Vgg:
-    """Returns a workload: ``case`` is ``dense`` or the backend of a sparse network, then its grid and,
-    unless the paper's counts, its batch, such as ``triton 50³ 64``.
+    """Returns the workload of a case: ``dense`` or the backend of a sparse network, then its grid
+    and, unless the paper's counts, its batch, such as ``triton 50³ 64``.
     """
     network, grid, *given = case.split()
     kind, resolution = "dense" if network == "dense" else "sparse", int(grid.rstrip("³"))
