@@ -59,6 +59,11 @@ class Listing:
     classes: tuple[str, ...]
 
 
+def raised(error: OSError) -> None:
+    """Raises the error of a folder that cannot be listed, which ``os.walk`` skips otherwise."""
+    raise error
+
+
 def find_files(root: Path, suffixes: Collection[str]) -> tuple[list[FoundFile], list[str]]:
     """Returns the files with these suffixes, by class and name, and the other paths under ``root``.
 
@@ -66,13 +71,9 @@ def find_files(root: Path, suffixes: Collection[str]) -> tuple[list[FoundFile], 
     directory with one of the suffixes, such as a zarr array, counts as a file. Directories below
     those of a class and a split are among the other paths, but their files are not.
     """
-
-    def fail(error: OSError) -> None:
-        raise error
-
     found, others = list[FoundFile](), list[str]()
     with explaining_storage(root, setting="data.root"):
-        for folder, folders, files in os.walk(root, onerror=fail, followlinks=True):
+        for folder, folders, files in os.walk(root, onerror=raised, followlinks=True):
             inner = Path(folder).relative_to(root)
             splits = [each for each in SPLITS for part in inner.parts if part.lower() == each]
             classes = [part for part in inner.parts if part.lower() not in SPLITS]

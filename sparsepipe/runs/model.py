@@ -100,6 +100,8 @@ class TrainedNetwork:
         )
         # Fabric converts the network in place, and calls it as Lightning did in the run's test.
         self._precise = fabric.setup_module(network)
+        parameter = next(network.parameters(), None)
+        self._dtype = None if parameter is None else parameter.dtype
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(classes={list(self.classes)}, device='{self._device}')"
@@ -137,9 +139,7 @@ class Model(TrainedNetwork):
         **settings: Any,
     ) -> None:
         super().__init__(network, classes, **settings)
-        parameter = next(network.parameters(), None)
-        dtype = None if parameter is None else parameter.dtype
-        self.preprocess = dataclasses.replace(preprocess, device=self._device, dtype=dtype)
+        self.preprocess = dataclasses.replace(preprocess, device=self._device, dtype=self._dtype)
 
     def predict(self, shape: Any) -> Prediction:
         """Predicts the class of one shape.
@@ -211,21 +211,19 @@ class SceneModel(TrainedNetwork):
         """
         reader = self.preprocess.reader
         if isinstance(points, str | os.PathLike):
-            path = Path(os.path.expanduser(points))
-            (scene, _), points = reader.parse(path), reader.positions(path)
+            parsed = reader.parse(Path(os.path.expanduser(points)))
         else:
             given = {name: np.asarray(values) for name, values in (features or {}).items()}
-            points = np.asarray(points)
+            columns = {"coord": np.asarray(points), **given}
             try:
-                scene, _ = reader.scene_of({"coord": points, **given}, source="the scene")
+                parsed = reader.scene_of(columns, source="the scene")
             except ValueError as error:
                 raise DataError(
                     f"the points are not a scene: {error}",
                     remedy="give points [Q, 3], and features [Q] or [Q, C] by name",
                 ) from error
-        found_PK = self.predict_scene(scene, block_voxels=block_voxels, flips=flips)
-        kept_Q = np.isfinite(points).all(axis=1)
-        return spread(found_PK, kept_Q)
+        found_PK = self.predict_scene(parsed.scene, block_voxels=block_voxels, flips=flips)
+        return spread(found_PK, parsed.kept_Q)
 
     def predict_scene(
         self, scene: Scene, *, block_voxels: int = BLOCK_VOXELS, flips: bool = False
@@ -245,7 +243,7 @@ class SceneModel(TrainedNetwork):
                 sites = coords_N3[rows] - coords_N3[rows].min(axis=0)
                 nothing = np.zeros((len(rows), 0), np.float32)
                 sample = {"coords": sites, "feats": feats_NC[rows], "counts": nothing, "index": 0}
-                x = collate_scenes([sample])["input"].to(self._device)
+                x = collate_scenes([sample])["input"].to(device=self._device, dtype=self._dtype)
                 votes_NK[rows] += self._probabilities(x)
             votes_NK /= votes_NK.sum(axis=1, keepdims=True)
             sums_PK += votes_NK[rows_P]
@@ -322,9 +320,10 @@ def trained_model(
     path: Path, training: Training, *, device: str | torch.device
 ) -> Model | SceneModel:
     """The model of a checkpoint whose training is known; raises errors as :func:`load` does."""
-    preprocess = preprocessing_of(training)
     content = read_checkpoint(path)
-    classes = [str(name) for name in (content.get(RECORD) or {}).get(CLASSES) or ()]
+    record = content.get(RECORD) or {}
+    preprocess = preprocessing_of(training, record.get("data") or {})
+    classes = [str(name) for name in record.get(CLASSES) or ()]
     if not classes:
         raise ConfigError(
             f"the classes on which {path} was trained are unknown",
@@ -341,8 +340,8 @@ def trained_model(
     return Model(network, classes, preprocess, **precisions, device=device)
 
 
-def preprocessing_of(training: Training) -> Preprocessing | ScenePreprocessing:
-    """The preprocessing of samples in a training's test; the data need not exist any more."""
+def data_of(training: Training) -> tuple[Target, type[ShapeDataModule | SceneDataModule]]:
+    """The data module of a training, as its configuration describes it, and its class."""
     given = training.values.get("data")
     if not isinstance(given, Mapping) or not isinstance(given.get("_target_"), str):
         raise ConfigError(
@@ -357,14 +356,29 @@ def preprocessing_of(training: Training) -> Preprocessing | ScenePreprocessing:
             "and scenes can be predicted",
             remedy="measure this model on the test split of its data, with task=evaluate",
         )
+    return data, kind
+
+
+def preprocessing_of(
+    training: Training, recorded: Mapping[str, Any]
+) -> Preprocessing | ScenePreprocessing:
+    """The preprocessing of samples in a training's test; the data need not exist any more.
+
+    Args:
+        training: the training's configuration.
+        recorded: settings of the data that its checkpoint records (``SceneDataModule.recorded``).
+    """
+    data, kind = data_of(training)
     # Only the class of the source is needed, which says how many points of a cloud it keeps.
     source = Target.parse(data.arguments["source"]).locate()
     module = kind(
         data.get("root"),
         source=lambda root, **given: source,
         **{
-            name: Target.parse(value).build() if isinstance(value, Mapping) else value
-            for name, value in data.arguments.items()
+            name: Target.parse(value).build()
+            if isinstance(value, Mapping) and "_target_" in value
+            else value
+            for name, value in {**data.arguments, **recorded}.items()
             if name not in _NOT_OF_A_SAMPLE and not name.startswith("_")
         },
         batch_size=1,

@@ -17,8 +17,9 @@ from sparsepipe.config.finished_run import differences
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.data.files import check_regular, digest_file, digest_values
 from sparsepipe.data.formats import SHAPE_SUFFIXES, check_shape_file
-from sparsepipe.data.scenes import ScenePreprocessing
+from sparsepipe.data.scenes import SceneDataModule
 from sparsepipe.data.scenes.formats import READERS, is_scene, members_of
+from sparsepipe.data.scenes.sources import scene_names
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
 from sparsepipe.runs.checkpoints import best_checkpoint
 from sparsepipe.runs.model import (
@@ -26,7 +27,7 @@ from sparsepipe.runs.model import (
     Model,
     Prediction,
     SceneModel,
-    preprocessing_of,
+    data_of,
     trained_model,
 )
 from sparsepipe.runs.rundir import RunDir
@@ -141,7 +142,7 @@ class Predict(Task):
                 f"the training of {run.spec.checkpoint} is unknown",
                 remedy="give the directory of its run, or a checkpoint that a run has written",
             )
-        scenes = isinstance(preprocessing_of(run.training), ScenePreprocessing)
+        scenes = issubclass(data_of(run.training)[1], SceneDataModule)
         found = differences(run.spec.to_dict(), run.training)
         if other := [each for each in found if each.key not in _FREE]:
             raise ConfigError(
@@ -158,7 +159,7 @@ class Predict(Task):
             for file in files:
                 try:
                     for member in members_of(file) if scenes else [file]:
-                        check_shape_file(member) if not scenes else check_regular(member)
+                        (check_regular if scenes else check_shape_file)(member)
                         known.append([str(member.absolute()), digest_file(member)])
                 except (OSError, DataError) as error:
                     known.append([str(file.absolute()), str(error)])  # reported as unreadable
@@ -183,29 +184,30 @@ def find_files(source: str | None, *, scenes: bool = False) -> tuple[list[Path],
     path = expanded(source)
     if path == Path(path.anchor or "/"):  # as input=$PARTS/ is if PARTS is not set
         raise ConfigError(f"input={source} is the whole file system", remedy=remedy)
-    if path.is_dir() and not (scenes and is_scene(path)):
-        paths = sorted(
-            each
-            for each in path.rglob("*")
-            if not any(part.startswith(".") for part in each.relative_to(path).parts)
-        )
-    elif path.exists():
+    if path.exists() and (not path.is_dir() or (scenes and is_scene(path))):
         return [path], Counter()
+    if path.is_dir():
+        below = [each.relative_to(path) for each in path.rglob("*")]
+        paths = [path / each for each in below if not any(p.startswith(".") for p in each.parts)]
     else:
-        paths = sorted(map(Path, glob.glob(str(path), recursive=True)))
-    folders = {each for each in paths if scenes and each.is_dir() and is_scene(each)}
-    files = [  # also dangling links, which are reported
-        each for each in paths if not each.is_dir() and folders.isdisjoint(each.parents)
-    ]
-    taken = [each for each in files if each.suffix.lower() in suffixes]
-    others = Counter(each.suffix.lower() or each.name for each in set(files) - set(taken))
-    if not taken and not folders:
+        paths = [Path(each) for each in glob.glob(str(path), recursive=True)]
+    others = Counter[str]()
+    if scenes:
+        found = [path / name for name in scene_names(path)] if path.is_dir() else paths
+        found = [each for each in found if is_scene(each)]
+    else:
+        files = [
+            each for each in paths if not each.is_dir()
+        ]  # also dangling links, which are reported
+        found = [each for each in files if each.suffix.lower() in suffixes]
+        others.update(each.suffix.lower() or each.name for each in {*files} - {*found})
+    if not found:
         named = paths or path.is_dir()
         what = f"{path} names no {'scene' if scenes else 'shape file'}"
         what = what if named else f"no file or folder matches {path}"
         but = f", only {_counted(others)}" if others else ""
         raise ConfigError(f"{what}{but}", remedy=remedy)
-    return sorted([*taken, *folders]), others
+    return sorted(found), others
 
 
 def _counted(suffixes: Mapping[str, int]) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sparsepipe.data.points import ExactArray, IntArray
 from sparsepipe.data.scenes import Scene
 from sparsepipe.data.scenes.writing import write_scene
-from sparsepipe.errors import DataError, SparsePipeError
+from sparsepipe.errors import DataError
 from sparsepipe.models.metrics import ious_of
 from sparsepipe.runs.model import PointPredictions, SceneModel, spread
 from sparsepipe.tasks.result import write_result
@@ -30,6 +30,9 @@ from sparsepipe.utils.progress import progress
 
 log = logging.getLogger(__name__)
 
+_LOGGED = 20
+"""Largest number of scenes that are logged one by one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledScene:
@@ -38,19 +41,16 @@ class LabelledScene:
     Attributes:
         scene: the scene, whose ``labels_P`` are its true classes, if the file has them.
         positions_Q3: positions of all points of its file, in full precision.
+        kept_Q: which of these points are in the scene.
         found: predictions of all points of its file.
         counts_KK: points by true and predicted class; None without true classes.
     """
 
     scene: Scene
     positions_Q3: ExactArray
+    kept_Q: NDArray[np.bool_]
     found: PointPredictions
     counts_KK: IntArray | None
-
-    @property
-    def kept_Q(self) -> NDArray[np.bool_]:
-        """Which points of the file have a finite position, as those of the scene."""
-        return self.found.labels_P >= 0
 
 
 def predict_scenes(
@@ -80,22 +80,23 @@ def predict_scenes(
     with progress("labelling scenes") as advance:
         for number, (file, name) in enumerate(zip(files, names, strict=True)):
             row: dict[str, Any] = {"file": str(file)}
+            rows.append(row)
             try:
                 each = _labelled(model, file, settings)
-                written = _write(run, model, file, name, each, drawn=number in drawn)
-            except SparsePipeError as error:
-                why = {"error": error.message, "remedy": error.remedy}
-                lists["unreadable"].append(row | why)
-                rows.append(row | why)
+            except DataError as error:
+                row |= {"error": error.message, "remedy": error.remedy}
+                lists["unreadable"].append(row)
+                log.warning("%s (%s)", error.message, error.remedy)
             else:
+                written = _write(run, model, file, name, each, drawn=number in drawn)
                 of_file = _class_rows(model.classes, each)
                 classes += [row | of_class for of_class in of_file]
                 row |= {"points": len(each.found.labels_P), **_measures(each.counts_KK)}
                 total_KK += 0 if each.counts_KK is None else each.counts_KK
                 paths = [path.relative_to(run.directory.path).as_posix() for path in written]
                 lists["predictions"].append({**row, "written": paths, "classes": of_file})
-                rows.append(row)
-                _log(row, of_file)
+                if len(lists["predictions"]) <= _LOGGED:
+                    _log(row, of_file)
             # A reader may have reported a signal as an error in the file.
             run.watch.raise_if_stopped()
             advance(len(files))
@@ -105,8 +106,6 @@ def predict_scenes(
             f"none of {len(files)} scenes can be labelled; the first error: {first['error']}",
             remedy=first["remedy"],
         )
-    for failed in lists["unreadable"]:
-        log.warning("%s (%s)", failed["error"], failed["remedy"])
     blank = dict.fromkeys(("file", "points", "accuracy", "mean_iou", "error", "remedy"), "")
     write_csv(run.directory.predictions, [blank | row for row in rows])
     write_csv(run.directory.path / "classes.csv", classes)
@@ -126,24 +125,28 @@ def predict_scenes(
 
 def _labelled(model: SceneModel, file: Path, settings: Mapping[str, Any]) -> LabelledScene:
     """Reads a scene and predicts the classes of its points."""
-    reader = model.preprocess.reader
-    scene, values = reader.parse(file)
-    labels_P: IntArray | None = None
+    parsed = model.preprocess.reader.parse(file)
+    scene, labels_P = parsed.scene, None
     if scene.labels_P is not None:
         try:
-            labels_P = reader.class_numbers(values, source=file)[scene.labels_P]
+            numbers_V = model.preprocess.reader.class_numbers(parsed.values, source=file)
+            labels_P = numbers_V[scene.labels_P]
         except DataError as error:
             log.warning("%s; its labels are not compared", error.message)
     scene = replace(scene, labels_P=labels_P)
     probabilities_PK = model.predict_scene(scene, **settings)
-    positions_Q3 = reader.positions(file)
-    found = spread(probabilities_PK, np.isfinite(positions_Q3.sum(axis=1)))
     counts_KK = None
     if labels_P is not None and (labels_P >= 0).any():
         size, is_known_P = len(model.classes), labels_P >= 0
         pairs_P = labels_P[is_known_P] * size + probabilities_PK.argmax(axis=1)[is_known_P]
         counts_KK = np.bincount(pairs_P, minlength=size**2).reshape(size, size)
-    return LabelledScene(scene=scene, positions_Q3=positions_Q3, found=found, counts_KK=counts_KK)
+    return LabelledScene(
+        scene=scene,
+        positions_Q3=parsed.positions_Q3,
+        kept_Q=parsed.kept_Q,
+        found=spread(probabilities_PK, parsed.kept_Q),
+        counts_KK=counts_KK,
+    )
 
 
 def _write(

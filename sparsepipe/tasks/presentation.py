@@ -78,7 +78,7 @@ class StartLine(pl.Callback):
             if count
         )
         parts = [self._network, where + _stages_text(run, trainer)]
-        log.info("; ".join([*parts, *([f"shapes: {shapes}"] if shapes else [])]))
+        log.info("; ".join([*parts, *([f"samples: {shapes}"] if shapes else [])]))
 
 
 def _stages_text(run: ResolvedRun, trainer: pl.Trainer) -> str:

@@ -101,6 +101,7 @@ class Train(Task):
         record = {  # what makes a checkpoint usable without its run, as plain values
             CLASSES: [str(name) for name in getattr(data, "classes", ())],
             "config": recorded_settings(spec.to_dict()),
+            "data": getattr(data, "recorded", dict)(),
             "versions": versions(),
         }
         checkpoint = RunCheckpoint(

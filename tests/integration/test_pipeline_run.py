@@ -34,7 +34,7 @@ def test_model_parallel_run(shell: Shell, job: Job) -> None:
     (line,) = [line for line in done.err.splitlines() if "layers" in line]
     assert "mlp: 5 layers, 106 parameters, 2 classes" in line  # of the whole network
     assert "2 processes on cpu (core), as a pipeline 1-1 cut at layer 3 (stash)" in line
-    assert "shapes: 32 to train on, 8 to validate, 9 to test" in line
+    assert "samples: 32 to train on, 8 to validate, 9 to test" in line
     alone = ("parallel=single", "model.norm=true", f"checkpoint={done.run}")
     evaluated = read_json(job("task=evaluate", *alone) / "result.json")
     for name in ("test/accuracy", "test/loss", "test/accuracy/up"):

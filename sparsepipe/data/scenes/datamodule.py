@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.random import Generator
 from pydantic import Field
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from sparsepipe.data.augment import Axis
 from sparsepipe.data.cache import CacheSettings
@@ -27,13 +27,13 @@ from sparsepipe.data.scenes.augment import SceneAugment, crop, mixed
 from sparsepipe.data.scenes.reader import SceneReader, Value
 from sparsepipe.data.scenes.scene import Scene, SceneVoxels, class_counts
 from sparsepipe.data.scenes.sources import SceneSet
-from sparsepipe.errors import DataError
+from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.sparse import SparseTensor, sparse_collate
 from sparsepipe.utils.arguments import Count, CountFrom0, Seed, checked
 from sparsepipe.utils.files import expanded
 from sparsepipe.utils.reading import explained
 
-Metres = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Side = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _SIDE = 64
 """Each side of a batch's grid is rounded up to a multiple of this many voxels."""
 
@@ -87,12 +87,12 @@ class SceneDataModule(SplitDataModule):
         *,
         source: Callable[..., Any],
         cache_dir: Path | str,
-        voxel_size: Metres = 0.05,
+        voxel_size: Side = 0.05,
         features: Annotated[Sequence[str], Field(min_length=1)] = ("constant",),
         reduce: Literal["mean", "first"] = "mean",
         up_axis: Axis = "z",
         crop_points: Count | None = None,
-        crop_size: Metres | None = None,
+        crop_size: Side | None = None,
         crops_per_scene: Count = 1,
         augment: SceneAugment | None = None,
         classes: Sequence[str] | None = None,
@@ -151,9 +151,28 @@ class SceneDataModule(SplitDataModule):
                 counts_K += np.bincount(labels_P[labels_P >= 0], minlength=self.num_classes)
         return counts_K
 
+    def recorded(self) -> dict[str, Any]:
+        """Returns the settings of the data that a checkpoint needs instead of the user's files."""
+        reader = self._reader
+        return {"learning_map": reader.learning_map, "classes": list(self.classes)}
+
     def preprocessing(self) -> ScenePreprocessing:
         """Returns what makes a network's input of any scene, as of a test scene."""
         return ScenePreprocessing(reader=self._reader, voxels=self._voxels)
+
+    def test_dataloader(self) -> DataLoader[dict[str, Any]]:
+        """Loader of this rank's test scenes; each goes to exactly one rank.
+
+        Raises:
+            ConfigError: no test scene has labels.
+        """
+        labels_S = self.samples("test").labels_S
+        if len(labels_S) and (labels_S < 0).all():
+            raise ConfigError(
+                "no scene to test on has labels",
+                remedy="test on others, such as data.split={test:[val]}, or set task.test=false",
+            )
+        return super().test_dataloader()
 
     def setup(self, stage: str | None = None) -> None:
         """Opens both splits, and chooses the validation scenes: those that the source says, or else

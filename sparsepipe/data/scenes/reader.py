@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,26 @@ _ALIASES = {
     "sem_label seg_label scalar_label scalar_classification",
 }
 """Names of columns, in lower case, the first found counts; commas join columns of one feature."""
+
+
+_FARTHEST = 1e9
+"""Largest coordinate in metres; files mark missing points with larger ones."""
+
+
+class ParsedScene(NamedTuple):
+    """A scene as it stands in its file.
+
+    Attributes:
+        scene: its points with a finite position; ``labels_P`` are places of labels in ``values``.
+        values: the different labels that stand there.
+        positions_Q3: float64 [Q, 3], the positions of all points of the file.
+        kept_Q: which of these points are in the scene.
+    """
+
+    scene: Scene
+    values: tuple[Value, ...]
+    positions_Q3: ExactArray
+    kept_Q: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +94,13 @@ class SceneReader:
             numbers = self.learning_map or {}
         else:
             listed = [[each] if isinstance(each, Value) else each for each in self.learning_map]
-            numbers = {value: number for number, each in enumerate(listed) for value in each}
+            pairs = [(value, number) for number, each in enumerate(listed) for value in each]
+            numbers = dict(pairs)
+            if len(numbers) < len(pairs):
+                raise ConfigError(
+                    "data.learning_map has a label of two classes",
+                    remedy="give each label one class",
+                )
         # Keys are text in JSON.
         whole = {int(n) if str(n).lstrip("-").isdecimal() else n: numbers[n] for n in numbers}
         object.__setattr__(self, "learning_map", whole or None)
@@ -91,16 +117,14 @@ class SceneReader:
         Raises:
             DataError: it is missing or not valid, lacks a feature, or has labels of no class.
         """
-        scene, values = self.parse(path)
-        if scene.labels_P is None:
-            return scene
-        return replace(scene, labels_P=self.class_numbers(values, source=path)[scene.labels_P])
+        found = self.parse(path)
+        if found.scene.labels_P is None:
+            return found.scene
+        numbers_V = self.class_numbers(found.values, source=path)
+        return replace(found.scene, labels_P=numbers_V[found.scene.labels_P])
 
-    def parse(self, path: Path) -> tuple[Scene, tuple[Value, ...]]:
-        """Returns the scene of a file or folder, and the different labels that stand there.
-
-        The ``labels_P`` of the scene are places of labels among these.
-        """
+    def parse(self, path: Path) -> ParsedScene:
+        """Returns the scene of a file or folder, and what stands there."""
         if not is_scene(path):
             raise DataError(
                 f"{path} {'is not a scene' if path.exists() else 'does not exist'}",
@@ -123,9 +147,11 @@ class SceneReader:
         classes, numbers = list(self.classes or ()), dict[Value, int]()
         most = np.inf if self.classes is None else len(classes)
         for value in values:
-            if isinstance(self.learning_map, Mapping) and value in self.learning_map:
+            if value in ignored:
+                numbers[value] = IGNORED
+            elif isinstance(self.learning_map, Mapping) and value in self.learning_map:
                 numbers[value] = self.learning_map[value]
-            elif value in ignored or (isinstance(value, int) and value < 0):
+            elif isinstance(value, int) and value < 0:
                 numbers[value] = IGNORED
             elif value in classes:
                 numbers[value] = classes.index(str(value))
@@ -146,53 +172,50 @@ class SceneReader:
         first = {number: value for value, number in reversed([*numbers.items()])}
         return [first.get(number, number) for number in range(num_classes)]
 
-    def positions(self, path: Path) -> ExactArray:
-        """Returns the positions of all points of a file or folder that :meth:`parse` can read, also
-        those that are not finite, float64 [Q, 3].
-        """
-        columns = read_columns(path, names=self.columns or ())
-        return np.asarray(_joined(columns, label=self.label)["coord"], np.float64)
-
-    def scene_of(self, columns: Columns, *, source: object) -> tuple[Scene, tuple[Value, ...]]:
+    def scene_of(self, columns: Columns, *, source: object) -> ParsedScene:
         """Returns the scene of columns as :meth:`parse` does; raises a ValueError."""
         found = _joined(columns, label=self.label)
-        exact_P3, raw_P = found.pop("coord", np.empty(0)), found.pop("label", None)
-        if exact_P3.shape[1:] != (3,) or not len(exact_P3) or exact_P3.dtype.kind not in "iuf":
+        given_Q3, raw_Q = found.pop("coord", np.empty(0)), found.pop("label", None)
+        if given_Q3.shape[1:] != (3,) or not len(given_Q3) or given_Q3.dtype.kind not in "iuf":
             has = ", ".join(columns) or "none"
             raise ValueError(f"it has no points with x, y and z; its columns are {has}")
         wanted = {*(self.features or found)}.difference(DERIVED)
         features = dict[str, NDArray[Any]]()
         for name in [n for n in found if n in {*wanted, "color"}]:
             values = found[name].reshape(len(found[name]), -1) if found[name].ndim else found[name]
-            if values.shape == (len(exact_P3), WIDTHS.get(name, 1)):
+            is_used = name in wanted or np.isfinite(values).all()
+            if values.shape == (len(given_Q3), WIDTHS.get(name, 1)) and is_used:
                 features[name] = values.astype(np.float32)
         if self.features is not None and (lacking := sorted(wanted - features.keys())):
             has = ", ".join([*DERIVED, *features])
             raise ValueError(f"it has no {lacking[0]} at each point; its features are {has}")
-        finite_P = np.isfinite(exact_P3).all(axis=1)
-        if not finite_P.any() or (raw_P is not None and raw_P.size != len(exact_P3)):
-            labels = "no" if raw_P is None else raw_P.size
-            raise ValueError(f"it has {finite_P.sum()} finite positions, but {labels} labels")
-        if not finite_P.all():
-            log_once(f"{source}: {(~finite_P).sum()} points are left out, whose positions are NaN")
+        positions_Q3 = np.asarray(given_Q3, np.float64)
+        kept_Q = np.isfinite(positions_Q3.sum(axis=1))
+        if not kept_Q.any() or (raw_Q is not None and raw_Q.size != len(kept_Q)):
+            labels = "no" if raw_Q is None else raw_Q.size
+            raise ValueError(f"it has {kept_Q.sum()} finite positions, but {labels} labels")
+        if not kept_Q.all():
+            log_once(f"{source}: {(~kept_Q).sum()} points are left out, whose positions are NaN")
+        if (farthest := np.abs(positions_Q3[kept_Q]).max()) > _FARTHEST:
+            raise ValueError(f"it has a point at {farthest:g} m, which is no place in a scene")
         origin_3 = np.zeros(3)
-        if exact_P3.dtype != np.float32:  # positions on maps need more digits than float32 has
-            origin_3 = np.floor(exact_P3[finite_P].min(axis=0).astype(np.float64))
-            exact_P3 = exact_P3 - origin_3
-        labels_P = None if raw_P is None else raw_P.reshape(len(exact_P3))
-        scene = Scene(
-            exact_P3.astype(np.float32), features=features, labels_P=labels_P, origin_3=origin_3
-        ).take(finite_P)
+        if given_Q3.dtype != np.float32:  # positions on maps need more digits than float32 has
+            origin_3 = np.floor(positions_Q3[kept_Q].min(axis=0))
+        labels_Q = None if raw_Q is None else raw_Q.reshape(len(kept_Q))
+        coords_Q3 = (positions_Q3 - origin_3).astype(np.float32)
+        scene = Scene(coords_Q3, features=features, labels_P=labels_Q, origin_3=origin_3)
+        scene = scene.take(kept_Q)
         if broken := [n for n, v in scene.features.items() if not np.isfinite(v).all()]:
             raise ValueError(f"its {broken[0]} is not finite at all points")
         if scene.labels_P is None:
-            return scene, ()
+            return ParsedScene(scene, (), positions_Q3, kept_Q)
         values_V, places_P = np.unique(scene.labels_P, return_inverse=True)
         if values_V.dtype.kind == "f":
             if not (values_V == np.rint(values_V)).all():
                 raise ValueError("its labels are not whole numbers")
             values_V = values_V.astype(np.int64)
-        return replace(scene, labels_P=places_P), tuple(values_V.tolist())
+        scene = replace(scene, labels_P=places_P)
+        return ParsedScene(scene, tuple(values_V.tolist()), positions_Q3, kept_Q)
 
 
 def _joined(columns: Columns, *, label: str | None) -> dict[str, NDArray[Any]]:
@@ -207,7 +230,7 @@ def _joined(columns: Columns, *, label: str | None) -> dict[str, NDArray[Any]]:
                 taken[name] = arrays[0] if len(arrays) == 1 else np.column_stack(arrays)
     if "color" in taken:
         taken["color"] = _color(taken["color"])
-    if "intensity" in taken and taken["intensity"].dtype.kind == "u":
+    if "intensity" in taken and taken["intensity"].dtype in (np.uint8, np.uint16):
         taken["intensity"] = taken["intensity"] / np.iinfo(taken["intensity"].dtype).max
     return {**{name: each for name, each in found.items() if name != "label"}, **taken}
 

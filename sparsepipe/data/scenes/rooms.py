@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.data.cache import CacheSettings, parallel_map
-from sparsepipe.data.files import LOCK_WAIT_S, digest_values, explaining_storage, locked
+from sparsepipe.data.files import digest_values, explaining_storage, locked
 from sparsepipe.data.formats.ply import write_ply
 from sparsepipe.data.points import SPLITS
 from sparsepipe.data.scenes.reader import SceneReader
@@ -350,7 +350,7 @@ class GeneratedRooms(SceneFolder):
 
     Args:
         root: directory to write to; created if it is missing.
-        reader: reads the rooms; it gets the names of their classes.
+        reader: reads the rooms; it gets the names of their classes if it neither has nor maps any.
         cache: settings of the cache of parsed rooms.
         train_rooms: number of training rooms.
         test_rooms: number of test rooms.
@@ -375,7 +375,9 @@ class GeneratedRooms(SceneFolder):
         self.root = expanded(root).absolute() / f"v{VERSION}_seed{seed}"
         with explaining_storage(self.root, setting="data.root"):
             self.root.mkdir(parents=True, exist_ok=True)
-        super().__init__(self.root, reader=replace(reader, classes=ROOM_CLASSES), cache=cache)
+        if reader.classes is None and reader.learning_map is None:
+            reader = replace(reader, classes=ROOM_CLASSES)
+        super().__init__(self.root, reader=reader, cache=cache)
         self._seed, self._counts = seed, {"train": train_rooms, "val": 0, "test": test_rooms}
 
     @cached_property
@@ -388,17 +390,19 @@ class GeneratedRooms(SceneFolder):
         if missing:  # a complete set may be in a read-only directory, where no lock can be made
             with (
                 explaining_storage(self.root, setting="data.root"),
-                locked(self.root / ".lock", wait_s=LOCK_WAIT_S),
+                locked(self.root / ".lock", wait_s=self._cache.lock_wait_s),
                 progress("generating rooms") as advance,
-                parallel_map(min(usable_cores(), len(missing) // 40), chunk=4) as mapped,
+                parallel_map(
+                    min(self._cache.workers or usable_cores(), len(missing) // 40), chunk=4
+                ) as mapped,
             ):
                 for _ in mapped(partial(_write_room, self.root, self._seed), missing):
                     advance(len(missing))
         return names
 
     def fingerprint(self) -> str:
-        """Returns a hex digest of the settings, which determine the rooms."""
-        return digest_values([VERSION, self._seed, self._counts])
+        """Returns a hex digest of the settings, which determine the rooms and their labels."""
+        return digest_values([VERSION, self._seed, self._counts, repr(self._reader)])
 
 
 def _write_room(root: Path, seed: int, name: str) -> None:

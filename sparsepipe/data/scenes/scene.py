@@ -80,7 +80,7 @@ def bounds_of(values_PC: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 def channels_of(features: Iterable[str]) -> int:
     """Returns the number of channels of features: 3 of colours, normals and coords, 1 of others."""
-    return sum(WIDTHS.get(name, 1) for name in features)
+    return sum(WIDTHS.get(name.lower(), 1) for name in features)
 
 
 @checked
@@ -132,16 +132,17 @@ class SceneVoxels:
         if not len(scene):
             raise DataError("a scene has no points", remedy="leave it out, or use larger crops")
         coords_3P = np.ascontiguousarray(scene.coords_P3.T, np.float64)
-        cells_3P = np.floor(coords_3P / self.voxel_size).astype(np.int64)
-        cells_3P -= cells_3P.min(axis=1, keepdims=True)
-        x, y, z = (int(size) for size in cells_3P.max(axis=1) + 1)
-        if max(x, y, z) > MAX_COORDINATE:
+        places_3P = np.floor(coords_3P / self.voxel_size)
+        places_3P -= places_3P.min(axis=1, keepdims=True)
+        if not places_3P.max() < MAX_COORDINATE:  # also of infinite coordinates
             raise DataError(
-                f"a scene has {x} x {y} x {z} voxels of {self.voxel_size:g} m, more than "
-                f"{MAX_COORDINATE} on an axis",
+                f"a scene has more than {MAX_COORDINATE} voxels of {self.voxel_size:g} m along an "
+                "axis",
                 remedy="set a larger data.voxel_size, check the unit of the coordinates, or remove "
                 "points that lie far from all others",
             )
+        cells_3P = places_3P.astype(np.int64)
+        _, y, z = (int(size) for size in cells_3P.max(axis=1) + 1)
         keys_N, rows_P = np.unique(
             (cells_3P[0] * y + cells_3P[1]) * z + cells_3P[2], return_inverse=True
         )

@@ -30,7 +30,7 @@ from sparsepipe.data.files import (
     require_root,
     scan_files,
 )
-from sparsepipe.data.listing import named, read_table
+from sparsepipe.data.listing import named, raised, read_table
 from sparsepipe.data.points import IntArray, MappedArray, Split
 from sparsepipe.data.scenes.formats import READERS, is_scene, members_of
 from sparsepipe.data.scenes.reader import SceneReader
@@ -45,7 +45,7 @@ Part = Literal["train", "val", "test"]
 PARTS: tuple[Part, ...] = ("train", "val", "test")
 _RECORD = "scene.json"
 """Name of the file of a stored scene that is written last."""
-_VERSION = 2
+_VERSION = 3
 """Increased with any change to the files of the cache."""
 _BYTES_PER_WORKER = 50e6
 """Bytes of scenes that justify starting a process that reads them."""
@@ -134,17 +134,24 @@ class SceneFolder:
         if isinstance(split, Mapping):
             found = _by_names(self.root, names, split)
         else:
-            folders = {name: {*name.lower().split("/")[:-1]} for name in names}
-            found = {part: [n for n in names if part in folders[n]] for part in PARTS}
-            if split is None and found["train"]:
-                outside = [name for name in names if not folders[name] & {*PARTS}]
-                if outside:
-                    log_once(f"scenes outside train, val and test are left out: {named(outside)}")
-            else:
+            folders = {name: name.lower().split("/")[:-1] for name in names}
+            parts = {n: next((p for p in folders[n] if p in PARTS), None) for n in names}
+            found = {part: [n for n in names if parts[n] == part] for part in PARTS}
+            outside = [name for name in names if parts[name] is None]
+            if len(outside) == len(names):
                 groups = {name: self._group_of(name) for name in names}
                 tested = _share(groups.values(), 0.2 if split is None else split)
                 test = [name for name in names if groups[name] in tested]
                 found = {"train": sorted({*names} - {*test}), "val": [], "test": test}
+            elif split is not None:
+                raise ConfigError(
+                    f"data.split={split} is given, but folders in {self.root} divide its scenes",
+                    remedy="set data.split=null, or to a mapping of train and test to names",
+                )
+            elif not found["train"]:
+                found["train"] = outside
+            elif outside:
+                log_once(f"scenes outside train, val and test are left out: {named(outside)}")
         if not found["test"]:
             found = {**found, "test": found["val"], "val": []}
         if not found["train"]:
@@ -217,7 +224,7 @@ def scene_names(root: Path) -> list[str]:
     """
     found = list[Path]()
     with explaining_storage(root, setting="data.root"):
-        for place, folders, files in os.walk(root, followlinks=True):
+        for place, folders, files in os.walk(root, onerror=raised, followlinks=True):
             folders[:] = [name for name in folders if name[0] not in "._"]
             visible = [name for name in (*folders, *files) if name[0] not in "._"]
             scenes = [name for name in visible if is_scene(Path(place, name))]
@@ -239,19 +246,24 @@ def _share(groups: Iterable[str], share: Any) -> set[str]:
 
 def _by_names(root: Path, names: Sequence[str], split: Mapping[str, Any]) -> dict[Part, list[str]]:
     """Divides scenes by their names or those of folders around them; see ``SceneFolder``."""
-    known = {name: {name} for name in names}
+    known, rooted = {name: {name} for name in names}, {*names}
     for name in names:
         parts = [*Path(name).parent.parts, Path(name).stem]
         for start, end in combinations(range(len(parts) + 1), 2):
             known.setdefault("/".join(parts[start:end]), set()).add(name)
+        rooted |= {"/".join(parts[:end]) for end in range(1, len(parts) + 1)}
     found = {part: set[str]() for part in split}
     for part, given in split.items():
         listed = _listed(root, given) if isinstance(given, str) else [str(each) for each in given]
         # A list's names may begin with folders above the root.
         tails = [
-            ["/".join(each.split("/")[n:]) for n in range(each.count("/") + 1)] for each in listed
+            [each, *("/".join(each.split("/")[n:]) for n in range(1, each.count("/") + 1))]
+            for each in listed
         ]
-        keys = [next((key for key in each if key in known), None) for each in tails]
+        keys = [
+            each[0] if each[0] in known else next((key for key in each if key in rooted), None)
+            for each in tails
+        ]
         if absent := [name for name, key in zip(listed, keys, strict=True) if key is None]:
             raise DataError(
                 f"data.split names scenes for {part} that are not in {root}: {named(absent)}",
@@ -332,7 +344,7 @@ def _store(reader: SceneReader, place: tuple[Path, Path]) -> str | None:
     """Parses a scene into its directory of the cache, or returns its fault and remedy."""
     path, directory = place
     try:
-        scene, values = reader.parse(path)
+        scene, values, *_ = reader.parse(path)
     except UnreadableError:
         raise
     except DataError as error:

@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 _WIDE_LAS = {0: 6, 1: 6, 2: 7, 3: 7, 4: 9, 5: 10}
 """Point formats of LAS with classes up to 255, in place of those with classes up to 31."""
-
+_SCAN_ANGLE = 0.006
+"""Unit of scan angles in the wide point formats, in degrees."""
 _UNKNOWN = (128, 128, 128)
 """Colour of points without a class."""
 
@@ -85,7 +86,9 @@ def _write_las(path: Path, source: Path, values_Q: IntArray) -> list[Path]:
         log.warning("%s is not written: a LAS file has no class %d, only 0 to 255", path, top)
         return []
     if top > 31 and las.point_format.id in _WIDE_LAS:
+        ranks_Q = np.asarray(las.scan_angle_rank)  # degrees, which laspy does not convert
         las = laspy.convert(las, point_format_id=_WIDE_LAS[las.point_format.id])
+        las.scan_angle = np.rint(ranks_Q / _SCAN_ANGLE).astype(np.int16)
     las.classification = values_Q.clip(min=0).astype(np.uint8)
     with writing(path), replacing(path) as temporary, temporary.open("wb+") as stream:
         las.write(stream, do_compress=path.suffix == ".laz")

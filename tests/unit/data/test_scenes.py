@@ -102,6 +102,8 @@ SPLITS: dict[str, tuple[Sequence[str], Any, str, str, str]] = {
     "folders": (("train/a", "train/b", "test/c"), None, "ab", "", "c"),
     "three folders": (("x/train/a", "x/val/b", "x/test/c"), None, "a", "b", "c"),
     "validation as test": (("train/a", "val/b"), None, "a", "", "b"),
+    "the first folder counts": (("train/test/a", "test/train/b"), None, "a", "", "b"),
+    "a folder for testing alone": (("x/a", "b", "x/test/c"), None, "ba", "", "c"),
     "names of folders": (AREAS, {"test": ["Area_3"]}, "abc", "", "de"),
     "names of all parts": (AREAS, {"train": ["Area_2", "b"], "test": ["d"]}, "bc", "", "d"),
     "names in files": (AREAS, {"train": "t.txt", "test": "s.json"}, "ab", "", "de"),
@@ -140,6 +142,7 @@ def test_groups_stay_together(tmp_path: Path) -> None:
     ("settings", "what"),
     [
         ({"split": {"test": ["Area_9"]}}, "Area_9"),
+        ({"split": {"test": ["Area_9/b"]}}, "Area_9/b"),
         ({"split": {"test": ["a"], "val": ["Area_1"]}}, "Area_1/a"),
         ({"split": {"tests": ["a"]}}, "tests"),
         ({"split": {"train": ["a", "b"], "test": "none.txt"}}, "none.txt"),
@@ -148,6 +151,7 @@ def test_groups_stay_together(tmp_path: Path) -> None:
         ({"classes": ["a", "b", "c"]}, "labels of no class: 3"),
         ({"learning_map": {0: 0, 1: 1}}, "labels of no class: 2, 3"),
         ({"learning_map": "absent.yaml"}, "absent.yaml"),
+        ({"learning_map": [[1, 3], [2, 3]]}, "label of two classes"),
         ({"learning_map": {0: 2}, "classes": ["a", "b"]}, "class 2"),
         ({"label": "class"}, "have no labels"),
         ({"voxel_size": 1e-7}, "root/Area_.* voxels of 1e-07 m"),
@@ -158,6 +162,40 @@ def test_wrong_settings_are_refused(settings: Any, what: str, tmp_path: Path) ->
     root = write(tmp_path / "root", *AREAS)
     with pytest.raises((ConfigError, DataError), match=what):
         next(iter(opened(root, **settings).test_dataloader()))
+
+
+def test_folders_and_shares_exclude_each_other_and_a_test_needs_labels(tmp_path: Path) -> None:
+    root = write(tmp_path / "root", "train/a", "train/b")
+    write(root, "test/c", label=None)
+    with pytest.raises(ConfigError, match=r"folders in .* divide its scenes"):
+        opened(root, split=0.2)
+    with pytest.raises(ConfigError, match="no scene to test on has labels"):
+        opened(root).test_dataloader()
+
+
+@pytest.mark.parametrize("far", [np.float32(1e20), np.float64(-3.4e38), np.float64(1e300)])
+def test_points_far_from_all_others_are_refused(far: Any) -> None:
+    coord = scene_of(0)["coord"].astype(far.dtype)
+    coord[7, 0] = far
+    with pytest.raises(ValueError, match="which is no place"):
+        SceneReader().scene_of({"coord": coord}, source="it")
+    with pytest.raises(DataError, match="voxels"):
+        SceneVoxels().voxelise(Scene(coord.clip(-1e12, 1e12).astype(np.float32)))
+
+
+def test_a_broken_colour_is_refused_only_where_it_is_used() -> None:
+    columns = {**scene_of(0), "color": np.full((POINTS, 3), np.nan)}
+    found = SceneReader(features=["normal"]).scene_of(columns, source="it").scene
+    assert "color" not in found.features
+    with pytest.raises(ValueError, match="color is not finite"):
+        SceneReader(features=["color"]).scene_of(columns, source="it")
+
+
+@pytest.mark.parametrize(("kind", "top"), [("u1", 255), ("u2", 65535), ("u4", 1), ("f8", 1)])
+def test_intensities_of_8_and_16_bits_become_shares(kind: str, top: int) -> None:
+    columns = {"coord": scene_of(0)["coord"], "intensity": np.full(POINTS, 200, kind)}
+    found = SceneReader().scene_of(columns, source="it").scene.features["intensity"]
+    np.testing.assert_allclose(found, 200 / top, rtol=1e-6)
 
 
 def test_labels_that_only_test_scenes_have_are_refused(tmp_path: Path) -> None:
@@ -189,6 +227,7 @@ KITTI = {
         ({"classes": "wxyz", "ignore": 2}, "wxyz", [-100, 0, 1, -100, 3]),
         ({"learning_map": {0: -1, 1: 1, 2: 0, "3": 1}}, "01", [-100, -100, 1, 0, 1]),
         ({"learning_map": [[1, 3], 0], "ignore": 2}, "01", [-100, 1, 0, -100, 0]),
+        ({"learning_map": [[1, 3], 0, 2], "ignore": [2]}, "012", [-100, 1, 0, -100, 0]),
         ({"learning_map": "map.yaml"}, ["car", "bicycle"], [-100, -100, 1, 0, 0]),
     ],
 )
@@ -262,7 +301,7 @@ def test_augmentation_moves_scenes_as_a_whole() -> None:
         for each in (scene, turned)
     )
     np.testing.assert_allclose(after, 1.5 * before, atol=1e-5)
-    assert turned.features["color"] is not None
+    np.testing.assert_allclose(turned.features["color"], color)
     jittered = varied(scene, jitter=0.1, jitter_clip=0.02)
     np.testing.assert_allclose(jittered.coords_P3, same.coords_P3, atol=0.0201)
     bent = varied(scene, elastic=[[1.0, 2.0]]).coords_P3 - same.coords_P3
@@ -325,6 +364,6 @@ def test_scenes_are_parsed_once_and_broken_ones_refused(
 
 
 def test_the_channels_of_a_network_follow_the_features() -> None:
-    given = ("data=scenes", "data.root=.", "data.features=[color,height]", "model=sparse_resnet18")
+    given = ("data=scenes", "data.root=.", "data.features=[Color,height]", "model=sparse_resnet18")
     assert composed(*given).model.get("in_channels") == 4
     assert composed("data=shapes", "model=sparse_resnet18").model.get("in_channels") == 1

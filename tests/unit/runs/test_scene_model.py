@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from sparsepipe.sparse import SparseTensor
 from sparsepipe.utils.files import read_csv
 from tests.support.command_line import composed
 from tests.support.labelled_scenes import CLASSES, TRAINING, room, write_scenes
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +36,12 @@ def model(run: Path) -> SceneModel:
     return sparsepipe.load(run)
 
 
-def test_scenes_of_the_test_are_labelled_as_the_test_did(run: Path, model: SceneModel) -> None:
-    counts = np.zeros((3, 3), int)
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-true"])
+def test_scenes_of_the_test_are_labelled_as_the_test_did(run: Path, precision: str) -> None:
+    if precision != "32-true":
+        more = ("data.features=[color,height]", f"trainer.precision={precision}")
+        run = run_job(composed(*TRAINING, *more)).path
+    model, counts = sparsepipe.load(run), np.zeros((3, 3), int)
     for file in sorted(Path("scenes/test").glob("*.ply")):
         scene, found = read_scene(file, learning_map="map.yaml"), model.predict(file)
         assert found.probabilities_PK.sum(1) == pytest.approx(1, abs=1e-5)
@@ -47,6 +53,15 @@ def test_scenes_of_the_test_are_labelled_as_the_test_did(run: Path, model: Scene
     assert tested == {
         (a, b): counts[i, j] for i, a in enumerate(CLASSES) for j, b in enumerate(CLASSES)
     }
+
+
+def test_what_the_documents_show_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs/predict.md").read_text()
+    (block,) = re.findall(r"^```python\n((?:(?!^```).)*probabilities_PK.*?)^```", text, re.M | re.S)
+    points_P3, labels_P = room(3)
+    code = re.sub(r'"outputs/[^"]*"', repr(str(run)), block)
+    exec(code, {"points": points_P3, "colors": colors(labels_P)})
+    assert capsys.readouterr().out.split()[0] in CLASSES
 
 
 def colors(labels_P: np.ndarray) -> np.ndarray:
