@@ -10,12 +10,14 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
 from sparsepipe.data.augment import Axis
 from sparsepipe.data.points import ExactArray, FloatArray, IntArray
 from sparsepipe.errors import DataError
+from sparsepipe.sparse import voxelize
 from sparsepipe.sparse.coordinates import MAX_COORDINATE
 from sparsepipe.utils.arguments import checked
 
@@ -141,23 +143,10 @@ class SceneVoxels:
                 remedy="set a larger data.voxel_size, check the unit of the coordinates, or remove "
                 "points that lie far from all others",
             )
-        cells_3P = places_3P.astype(np.int64)
-        _, y, z = (int(size) for size in cells_3P.max(axis=1) + 1)
-        keys_N, rows_P = np.unique(
-            (cells_3P[0] * y + cells_3P[1]) * z + cells_3P[2], return_inverse=True
-        )
-        coords_N3 = np.stack([keys_N // (y * z), keys_N // z % y, keys_N % z], 1).astype(np.int32)
-        points_PC = np.concatenate([self._feature(name, scene) for name in self.features], axis=1)
-        feats_NC = np.empty((len(keys_N), self.in_channels), np.float32)
-        if self.reduce == "first":
-            first_N = np.empty(len(keys_N), np.int64)
-            first_N[rows_P[::-1]] = np.arange(len(scene))[::-1]  # the last assignment counts
-            np.take(points_PC, first_N, axis=0, out=feats_NC)
-        else:
-            counts_N = np.bincount(rows_P)
-            for channel, values_P in enumerate(points_PC.T):
-                feats_NC[:, channel] = np.bincount(rows_P, weights=values_P) / counts_N
-        return coords_N3, feats_NC, rows_P
+        feats_PC = np.concatenate([self._feature(name, scene) for name in self.features], axis=1)
+        places_P3, given_PC = torch.from_numpy(places_3P.T.copy()), torch.from_numpy(feats_PC)
+        x, rows_P = voxelize(places_P3, given_PC, voxel_size=1.0, reduce=self.reduce)
+        return x.coords[:, 1:].numpy(), x.feats.numpy(), rows_P.numpy()
 
     def _feature(self, name: str, scene: Scene) -> FloatArray:
         if name in scene.features:

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sparsepipe
 from sparsepipe.config.build import build_data
 from sparsepipe.data.scenes import read_scene
 from sparsepipe.errors import DataError
+from sparsepipe.launch.job import run_job
 from tests.support.command_line import composed
 
 POINTS = 500
@@ -279,3 +281,32 @@ def test_layouts_of_published_data(
             *np.bincount(LABEL)[[2, 4]],
         ]
     assert batch["label"].feats.sum(0).tolist() == expected.tolist()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", FORMATS, ids=lambda case: case.name)
+def test_each_format_is_trained_on_and_labelled_with_one_command(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = next(each for each in FORMATS if each.name == ".npz")
+    learnt = case if "label" in case.has else shown  # files without labels can only be labelled
+    for place in ("train/0", "train/1", "test/0"):
+        Path("root", place).mkdir(parents=True)
+        written(learnt, Path("root", place))
+    feature = next(name for name in ("color", "intensity", "normal") if name in case.has)
+    settings = (
+        *("data=scenes", "data.root=root", f"data.features=[{feature}]", "data.voxel_size=1.0"),
+        *(f"data.classes=[{','.join(S3DIS)}]", "data.batch_size=2", "data.num_workers=0"),
+        *("model=minkunet14", "model.width=0.125", "trainer.max_epochs=1", "task.gallery=0"),
+        *([f"data.columns=[{','.join(learnt.columns)}]"] if learnt.columns else ()),
+    )
+    run = run_job(composed(*settings, "hardware.accelerator=cpu")).path
+    Path("new").mkdir()
+    path = written(case, Path("new"))
+    command = ("task=predict", f"checkpoint={run}", f"input={path}", "task.gallery=0")
+    found = run_job(composed(*command, "hardware.accelerator=cpu")).path
+    (ply,) = found.glob("scenes/**/*.ply")
+    scene, expected = read_scene(ply), sparsepipe.load(run).predict(path)
+    assert len(scene) == POINTS
+    np.testing.assert_array_equal(scene.labels_P, expected.labels_P)
