@@ -110,14 +110,8 @@ def _place(name: str) -> tuple[int, ...]:
     found = _SPUNET.search(name)
     assert found is not None
     half, step = _PARTS.get(found["part"], (3, 0))
-    level = int(found["level"] or 0)
-    return (
-        half,
-        -level if half == 2 else level,
-        step,
-        int(found["block"] or 0),
-        found["shortcut"] is not None,
-    )
+    level, block = (int(found[key] or 0) for key in ("level", "block"))
+    return half, -level if half == 2 else level, step, block, found["shortcut"] is not None
 
 
 def own_kernel(

@@ -48,9 +48,9 @@ class AutoBackend(NativeBackend):
 @cache
 def chosen(device: torch.device) -> NativeBackend:
     """Returns the fastest backend for a device; on a GPU the choice is logged."""
-    if device.type != "cuda":
-        return NativeBackend()
     found = NativeBackend()
+    if device.type != "cuda":
+        return found
     has_triton = importlib.util.find_spec("triton") is not None
     if has_triton and torch.cuda.get_device_capability(device) >= (8, 0):
         from sparsepipe.sparse.backends.triton.backend import TritonBackend, compiles

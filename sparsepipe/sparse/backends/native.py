@@ -289,14 +289,9 @@ def max_pool_gradient(winner_MC: Tensor, grad_MC: Tensor, kernel_map: KernelMap)
 
 def build_means(kernel_map: KernelMap) -> RowSums:
     """Returns the map from inputs to the mean of each window."""
-    exists_KM = kernel_map.neighbours_KM >= 0
-    return RowSums.of(
-        kernel_map.neighbours_KM[exists_KM].long(),
-        exists_KM.nonzero()[:, 1],
-        num_sources=kernel_map.num_inputs,
-        num_targets=kernel_map.num_outputs,
-        is_mean=True,
-    )
+    outputs_P, inputs_P = map(torch.cat, zip(*pairs_by_offset(kernel_map), strict=True))
+    inputs, outputs = kernel_map.num_inputs, kernel_map.num_outputs
+    return RowSums.of(inputs_P, outputs_P, num_sources=inputs, num_targets=outputs, is_mean=True)
 
 
 def _by_sample(feats_NC: Tensor, rows_BL: Tensor, padding: float) -> Tensor:

@@ -88,8 +88,7 @@ def convolve(
     if feats.dtype not in (torch.float32, torch.float16):
         raise BackendError(
             f"torchsparse cannot convolve {feats.dtype} features",
-            remedy="use float32 or float16 (trainer.precision=16-true or 32-true), or "
-            "backend=native",
+            remedy="use float32 or float16 (trainer.precision=16-true, 32-true), or backend=native",
         )
     x.cache.check()
     training = torch.is_grad_enabled()  # maps built for inference lack the backward's tables
