@@ -52,9 +52,8 @@ def sparse_unet(
     """Builds a U-Net from features [N, in_channels] to logits [N, num_classes] on the same sites.
 
     Half of the levels lead down, each by a convolution of size and stride 2, and half lead back, by
-    its inverse, to features that are joined with those of the same sites on the way down. A stem, a
-    strided or inverse convolution and a residual block are one entry each. What is joined later
-    travels through the chain: a pipeline may cut it anywhere.
+    its inverse, to features that are joined with those of the same sites on the way down. The stem,
+    a strided or inverse convolution, and a residual block are one entry each.
 
     Args:
         num_classes: outputs of the last layer.
@@ -91,13 +90,12 @@ def sparse_unet(
     for level in range(half):
         before, after = sizes[level], sizes[level + 1]
         between = after if widening == "downsampling" else before
-        down = nn.Sequential(*unit(before, between, 2, 2))
+        down = nn.Sequential(*unit(before, between, 2, stride=2))
         levels.append([down, *run(between, after, blocks[level])])
     entries = chained(levels)
     for level in range(half, len(channels)):
-        after = sizes[level + 1]
-        entries.append(Up(sizes[level], after, norm=norm, backend=backend))
-        skip = sizes[len(channels) - level - 1]
+        before, after, skip = sizes[level], sizes[level + 1], sizes[len(channels) - level - 1]
+        entries.append(Up(before, after, norm=norm, backend=backend))
         entries += map(ChainBlock, run(after + skip, after, blocks[level]))
     return nn.Sequential(*entries, sparse.Dropout(dropout), sparse.Linear(sizes[-1], num_classes))
 
