@@ -21,7 +21,7 @@ Library = Literal["minkowski", "torchsparse", "spconv"]
 Axes = Literal["xyz", "zyx"]
 """Order of the columns of a network's coordinates after the batch."""
 _SPUNET = re.compile(
-    r"(?:^|\.)(?P<part>conv_input|down|enc|up|dec|final)(?:\.(?P<level>\d+))?"
+    r"(?:^|\.)(?P<part>conv_input|down|enc|up|dec|final)(?=\.|$)(?:\.(?P<level>\d+))?"
     r"(?:\.block(?P<block>\d+)\.(?P<shortcut>proj)?)?"
 )
 """Parts of Pointcept's SpUNet, which registers all levels of a part before those of the next."""
@@ -34,8 +34,13 @@ def library_of(weights: Mapping[str, Tensor]) -> Library | None:
         return "spconv"
     if not any(name.endswith("kernel") for name in weights):
         return None
-    wrapped = any(name.endswith(".bn.running_mean") for name in weights)
-    return "minkowski" if wrapped else "torchsparse"
+    norms = [name.removesuffix("bn.running_mean") for name in weights]
+    is_wrapped = any(  # a MinkowskiBatchNorm has nothing but its norm
+        norm.endswith(".")
+        and all(name.startswith(f"{norm}bn.") for name in weights if name.startswith(norm))
+        for norm in norms
+    )
+    return "minkowski" if is_wrapped else "torchsparse"
 
 
 def converted(
@@ -50,9 +55,9 @@ def converted(
     Shapes are not compared, so that a last layer for other classes can be left out.
 
     Args:
-        weights: tensors by name, as ``state_dict()`` of the other network returns them, in its
-            order. Names of Pointcept's SpUNet are sorted; other networks must have registered their
-            layers in the order in which they compute, and shortcuts after what they skip.
+        weights: tensors by name, as ``state_dict()`` of the other network returns them. Names of
+            Pointcept's SpUNet are sorted; layers of others must be in the order in which they
+            compute, and shortcuts after what they skip.
         network: the network of this package, such as :func:`.minkunet18` for MinkowskiEngine's.
         library: the library of ``weights``; None: :func:`library_of`.
         axes: which columns the network's coordinates had; None: z, y, x for spconv, as in its own
@@ -66,7 +71,7 @@ def converted(
     for name, value in weights.items():
         layer, _, leaf = name.rpartition(".")
         theirs.setdefault(layer.removesuffix(".bn"), {})[leaf] = value
-    is_spunet = all(_SPUNET.search(name) for name in theirs)
+    is_spunet = all(map(_SPUNET.search, theirs)) and any("conv_input" in name for name in theirs)
     axes = axes or ("zyx" if library == "spconv" and not is_spunet else "xyz")
     if is_spunet:
         theirs = {name: theirs[name] for name in sorted(theirs, key=_place)}
@@ -78,27 +83,25 @@ def converted(
         raise ConfigError(
             f"the weights are those of {len(theirs)} layers, {sum(their_norms)} of them norms, but "
             f"the network has {len(ours)}, {sum(our_norms)} of them norms, or the order differs",
-            remedy="choose the model of the weights, with its settings, and leave out of the file "
-            "what the network does not use",
+            remedy="choose the model of the weights, and leave out what the network does not use",
         )
     found = {}
     for (their_name, tensors), (name, module) in zip(theirs.items(), ours.items(), strict=True):
         size = module.spec.size if isinstance(module, sparse.Conv3d) else (1, 1, 1)
         for leaf, value in tensors.items():
-            key, own = f"{name}.{leaf}", value
-            if leaf == "kernel" or value.dim() == 5:
-                given = value.shape[1:4].numel() if value.dim() == 5 else value[..., 0, 0].numel()
-                if given != math.prod(size):
-                    raise ConfigError(
-                        f"{their_name} has {given} offsets, but {name} in its place {size}",
-                        remedy="choose the model of the weights, with its settings",
-                    )
-                own = own_kernel(value, library, size, axes=axes)
-                is_linear = isinstance(module, nn.Linear)
-                key, own = (f"{name}.weight", own[0].t()) if is_linear else (f"{name}.kernel", own)
-            elif leaf == "bias":
-                own = value.flatten()  # MinkowskiEngine's are [1, C]
-            found[key] = own
+            if leaf != "kernel" and value.dim() != 5:  # MinkowskiEngine's biases are [1, C]
+                found[f"{name}.{leaf}"] = value.flatten() if leaf == "bias" else value
+                continue
+            count = value.shape[1:4].numel() if value.dim() == 5 else value[..., 0, 0].numel()
+            if count != math.prod(size):
+                raise ConfigError(
+                    f"{their_name} has {count} offsets, but {name} in its place {size}",
+                    remedy="choose the model of the weights, with its settings",
+                )
+            own = own_kernel(value, library, size, axes=axes)
+            is_linear = isinstance(module, nn.Linear)
+            key, own = ("weight", own[0].t()) if is_linear else ("kernel", own)
+            found[f"{name}.{key}"] = own
     return found
 
 
@@ -107,14 +110,8 @@ def _place(name: str) -> tuple[int, ...]:
     found = _SPUNET.search(name)
     assert found is not None
     half, step = _PARTS.get(found["part"], (3, 0))
-    level = int(found["level"] or 0)
-    return (
-        half,
-        -level if half == 2 else level,
-        step,
-        int(found["block"] or 0),
-        found["shortcut"] is not None,
-    )
+    level, block = (int(found[key] or 0) for key in ("level", "block"))
+    return half, -level if half == 2 else level, step, block, found["shortcut"] is not None
 
 
 def own_kernel(

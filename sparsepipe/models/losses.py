@@ -66,7 +66,7 @@ def lovasz_softmax(logits: Tensor, label: Tensor) -> Tensor:
     own_KM = torch.cat([counts_KN, blank_KN], 1).gather(1, order_KM).cumsum(1)
     foreign_KM = torch.cat([blank_KN, others_KN], 1).gather(1, order_KM).cumsum(1)
     of_class_K1 = counts_KN.sum(1, keepdim=True)
-    # Before the class's first point the union may be empty, and nothing is lost.
+    # The union is empty for classes without points alone, which are left out below.
     losses_KM = 1 - (of_class_K1 - own_KM) / (of_class_K1 + foreign_KM).clamp(min=1)
     steps_KM = losses_KM.diff(dim=1, prepend=torch.zeros_like(of_class_K1)).to(logits.dtype)
     losses_K = (errors_KM * steps_KM).sum(1)

@@ -26,7 +26,6 @@ _BLOCKS: dict[int, tuple[int, ...]] = {
     50: (3, 4, 6, 3),
 }
 _STAGE_CHANNELS = (64, 128, 256, 512)
-_BOTTLENECK_FROM = 50
 _EXPANSION = 4
 Norm = Callable[[int], nn.Module]
 """Makes the normalisation of a number of channels."""
@@ -125,7 +124,7 @@ def sparse_resnet(
 
     For segmentation, features return to the sites of the input as in a U-Net: at each level an
     inverse convolution, joined with the features of that level on the way down, and a residual
-    block. Without it, 16 x 16 x 16 voxels would share their logits.
+    block of the kind of that level. Without it, 16 x 16 x 16 voxels would share their logits.
 
     Args:
         depth: number of layers with weights: 18, 34, or 50 with bottleneck blocks.
@@ -135,11 +134,11 @@ def sparse_resnet(
             the sites of the input).
         width: multiplies the channels of every hidden layer.
         dropout: probability of the dropout before the last layer.
-        backend: backend of all layers; None: the native one.
+        backend: backend of all layers; None: the default one.
     """
     require(depth in _BLOCKS, "depth", depth, f"one of {sorted(_BLOCKS)}")
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)
-    has_bottlenecks = depth >= _BOTTLENECK_FROM
+    has_bottlenecks = depth >= 50
     channels = scaled(_STAGE_CHANNELS[0], width)
     stem = sparse.Conv3d(in_channels, channels, 3, backend=backend)
     levels: list[list[nn.Module]] = [[stem, sparse.BatchNorm(channels), sparse.ReLU()]]
@@ -160,9 +159,11 @@ def sparse_resnet(
         entries.append(sparse.GlobalAvgPool(backend=backend))
     else:
         entries = chained(levels)
-        for skip in reversed(skips):
-            entries.append(Up(channels, skip, backend=backend))
-            entries.append(ChainBlock(residual_block(2 * skip, skip, backend=backend)))
+        for level, skip in reversed([*enumerate(skips)]):
+            narrow = has_bottlenecks and level > 0  # the stem has no block on the way down
+            inner = skip // _EXPANSION if narrow else skip
+            block = residual_block(2 * skip, inner, bottleneck=narrow, backend=backend)
+            entries += [Up(channels, skip, backend=backend), ChainBlock(block)]
             channels = skip
     return nn.Sequential(*entries, sparse.Dropout(dropout), sparse.Linear(channels, num_classes))
 

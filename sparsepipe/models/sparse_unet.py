@@ -19,7 +19,19 @@ from sparsepipe.models.resnet import Up, chained, residual_block
 
 Widening = Literal["block", "downsampling"]
 """Which layer of a level on the way down changes the channels: its first residual block, or the
-strided convolution before it."""
+strided convolution before it. MinkUNet has the former, SpUNet the latter."""
+
+
+def _check(
+    channels: Sequence[int], blocks: Sequence[int], stem: Sequence[int], widening: str
+) -> None:
+    valid = "an even number of levels' channels, half of them to go down"
+    require(len(channels) > 0 and len(channels) % 2 == 0, "channels", channels, valid)
+    valid = f"the number of residual blocks of each of {len(channels)} levels, 1 or more"
+    require(len(blocks) == len(channels) and min(blocks) >= 1, "blocks", blocks, valid)
+    valid = "odd sizes, such as [5] or [3, 3]"
+    require(bool(stem) and all(k % 2 for k in stem), "stem", stem, valid)
+    require(widening in get_args(Widening), "widening", widening, f"one of {get_args(Widening)}")
 
 
 def sparse_unet(
@@ -40,9 +52,8 @@ def sparse_unet(
     """Builds a U-Net from features [N, in_channels] to logits [N, num_classes] on the same sites.
 
     Half of the levels lead down, each by a convolution of size and stride 2, and half lead back, by
-    its inverse, to features that are joined with those of the same sites on the way down. Every
-    level has residual blocks. A stem, a strided or inverse convolution and a residual block are one
-    entry each. What is joined later travels through the chain: a pipeline may cut it anywhere.
+    its inverse, to features that are joined with those of the same sites on the way down. The stem,
+    a strided or inverse convolution, and a residual block are one entry each.
 
     Args:
         num_classes: outputs of the last layer.
@@ -51,8 +62,7 @@ def sparse_unet(
         blocks: number of residual blocks of each level, in the same order.
         stem: odd sizes of the convolutions on the sites of the input, before the first level.
         stem_channels: their channels.
-        widening: which layer of a level changes the channels: ``block``, the first residual block
-            (MinkUNet), or ``downsampling``, the strided convolution (SpUNet).
+        widening: see :data:`Widening`.
         norm_eps: what batch norms add to the variance.
         norm_momentum: share of a batch in the running statistics of batch norms.
         width: multiplies the channels of every hidden layer.
@@ -60,42 +70,32 @@ def sparse_unet(
         backend: backend of all layers; None: the default one.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)
-    half, odd = divmod(len(channels), 2)
-    require(
-        half > 0 and not odd, "channels", channels, "2, 4, 6 or 8 numbers, half of them to go down"
-    )
-    valid = f"the number of residual blocks of each of {len(channels)} levels, 1 or more"
-    require(len(blocks) == len(channels) and min(blocks) >= 1, "blocks", blocks, valid)
-    require(
-        bool(stem) and all(k % 2 for k in stem), "stem", stem, "odd sizes, such as [5] or [3, 3]"
-    )
-    require(widening in get_args(Widening), "widening", widening, f"one of {get_args(Widening)}")
+    _check(channels, blocks, stem, widening)
+    half = len(channels) // 2
     norm = partial(sparse.BatchNorm, eps=norm_eps, momentum=norm_momentum)
-    conv = partial(sparse.Conv3d, backend=backend)
     block = partial(residual_block, norm=norm, backend=backend)
+
+    def unit(before: int, after: int, size: int, stride: int = 1) -> list[nn.Module]:
+        convolution = sparse.Conv3d(before, after, size, stride=stride, backend=backend)
+        return [convolution, norm(after), sparse.ReLU(inplace=True)]
 
     def run(before: int, after: int, count: int) -> list[nn.Module]:
         return [block(after if number else before, after) for number in range(count)]
 
     sizes = [scaled(each, width) for each in (stem_channels, *channels)]
-    layers: list[nn.Module] = []
-    before = in_channels
-    for size in stem:
-        layers += [conv(before, sizes[0], size), norm(sizes[0]), sparse.ReLU(inplace=True)]
-        before = sizes[0]
+    layers = unit(in_channels, sizes[0], stem[0])
+    for size in stem[1:]:
+        layers += unit(sizes[0], sizes[0], size)
     levels: list[list[nn.Module]] = [[nn.Sequential(*layers)]]
     for level in range(half):
         before, after = sizes[level], sizes[level + 1]
         between = after if widening == "downsampling" else before
-        down = nn.Sequential(
-            conv(before, between, 2, stride=2), norm(between), sparse.ReLU(inplace=True)
-        )
+        down = nn.Sequential(*unit(before, between, 2, stride=2))
         levels.append([down, *run(between, after, blocks[level])])
     entries = chained(levels)
     for level in range(half, len(channels)):
-        after = sizes[level + 1]
-        entries.append(Up(sizes[level], after, norm=norm, backend=backend))
-        skip = sizes[len(channels) - level - 1]
+        before, after, skip = sizes[level], sizes[level + 1], sizes[len(channels) - level - 1]
+        entries.append(Up(before, after, norm=norm, backend=backend))
         entries += map(ChainBlock, run(after + skip, after, blocks[level]))
     return nn.Sequential(*entries, sparse.Dropout(dropout), sparse.Linear(sizes[-1], num_classes))
 

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import CheckpointError, ConfigError
-from sparsepipe.models.convert import converted, library_of
+from sparsepipe.models.convert import converted, library_of, own_kernel
 from sparsepipe.runs.rundir import RunDir, file_fingerprint
 from sparsepipe.utils import reading
 from sparsepipe.utils.files import expanded
@@ -165,9 +165,9 @@ def load_weights(
     prefixes :data:`_FRONTS` is replaced by the model's own. A tensor fits if its name and shape are
     the model's, except for dimensions of size 1. A 5-D ``weight`` where the model has a ``kernel``
     counts as spconv's: [C_out, K, K, K, C_in] or, in version 1, [K, K, K, C_in, C_out], with
-    indices as (batch, z, y, x); except for K = 1 in version 2, whose releases differ in the order.
-    Where names do not cover the model, layers of another library are paired in their order
-    (:func:`~sparsepipe.models.convert.converted`).
+    indices as (batch, z, y, x). Where names do not cover the model, layers of another library are
+    paired in their order (:func:`~sparsepipe.models.convert.converted`), unless the file is of a
+    run of SparsePipe.
 
     Args:
         module: the module that gets the weights; unchanged if an error is raised.
@@ -180,9 +180,18 @@ def load_weights(
         weights = adapt(weights)
     names = _names_in(own, weights)
     fitting, rows, notes = {}, [], []
-    if len(names) < len(own) and (library := library_of(weights)):
+    is_foreign = not RunDir(source.parent.parent).config.is_file()
+    if len(names) < len(own) and is_foreign and (library := library_of(weights)):
         with suppress(ConfigError):  # then it is of another model, as the error below says
+            even = [key for key, each in weights.items() if each.ndim == 3 and len(each) % 2 == 0]
             weights = converted(weights, module, library=library)
+            if library == "torchsparse" and even:
+                raise CheckpointError(
+                    f"the order of the offsets of {even[0]} in {source} is not known: z is fastest "
+                    "if torchsparse made them, otherwise x",
+                    remedy="load the file yourself, and give one with what "
+                    "sparsepipe.models.converted(weights, network, library=...) returns",
+                )
             names, notes = {name: name for name in weights}, [f"layers in the order of {library}"]
     for name, value in own.items():
         theirs = names.get(name)
@@ -234,12 +243,11 @@ def _fitted(name: str, value: Tensor, own: Tensor) -> Tensor | None:
     if value.shape == shape:
         return value
     if name.endswith("kernel") and value.ndim == 5:  # spconv's; ours is [K^3, C_in, C_out]
-        if shape[0] == 1 and tuple(value.shape[:3]) != (1, 1, 1):
-            return None  # [C_in, C_out] or transposed, depending on spconv's release
         if value.shape[0] == shape[2] and value.shape[4] == shape[1]:
-            value = value.permute(1, 2, 3, 4, 0)
-        spread = value.reshape(-1, *value.shape[3:])
-        return spread if spread.shape == shape else None
+            value = own_kernel(value, "spconv", value.shape[1:4], axes="zyx")
+        else:  # perhaps of version 1
+            value = value.flatten(0, 2)
+        return value if value.shape == shape else None
     without_ones = [[size for size in each if size != 1] for each in (value.shape, shape)]
     return value.reshape(shape) if without_ones[0] == without_ones[1] else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,11 @@ from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.tensor import SparseTensor
 
 Features = TypeVar("Features", SparseTensor, Tensor)
+
+
+def _having(method: str, backend: Backend) -> NativeBackend:
+    """Returns ``backend`` or, where it lacks a method beyond the protocol, the default one."""
+    return cast("NativeBackend", backend) if hasattr(backend, method) else AutoBackend()
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -166,7 +171,7 @@ class ConvTranspose3d(Conv3d):
         return self._to_inputs(x, None)
 
     def _to_inputs(self, x: SparseTensor, like: SparseTensor | None) -> SparseTensor:
-        backend = self.backend if isinstance(self.backend, NativeBackend) else AutoBackend()
+        backend = _having("conv_transpose3d", self.backend)
         return backend.conv_transpose3d(x, self.kernel, self.bias, self.spec, like=like)
 
 
@@ -219,30 +224,29 @@ class AvgPool3d(MaxPool3d):
     """
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        backend = self.backend if isinstance(self.backend, NativeBackend) else AutoBackend()
-        return backend.avg_pool3d(x, self.spec)
+        return _having("avg_pool3d", self.backend).avg_pool3d(x, self.spec)
 
 
 class GlobalMaxPool(nn.Module):
     """Takes each sample's largest feature in each channel, [B, C]; 0 for a sample without sites.
 
-    The gradient goes to the first row of the sample with this feature. ``backend``: one of this
-    package's backends; None: the default one.
+    The gradient goes to the first row of the sample with this feature. A ``backend`` without the
+    method leaves it to the default one.
     """
 
     def __init__(self, *, backend: Backend | None = None) -> None:
         super().__init__()
-        self.backend = backend if isinstance(backend, NativeBackend) else AutoBackend()
+        self.backend: Backend = AutoBackend() if backend is None else backend
 
     def forward(self, x: SparseTensor) -> Tensor:
-        return self.backend.global_max_pool(x)
+        return _having("global_max_pool", self.backend).global_max_pool(x)
 
 
 class GlobalAvgPool(GlobalMaxPool):
     """Takes the mean of each sample's features, [B, C]; 0 for a sample without sites."""
 
     def forward(self, x: SparseTensor) -> Tensor:
-        return self.backend.global_avg_pool(x)
+        return _having("global_avg_pool", self.backend).global_avg_pool(x)
 
 
 class InstanceNorm(nn.Module):

@@ -17,8 +17,10 @@ from sparsepipe.sparse.kernel_map import CoordinateCache
 from sparsepipe.sparse.kernel_spec import as_triple
 from sparsepipe.sparse.row_sums import RowSums
 from sparsepipe.sparse.tensor import SparseTensor
+from sparsepipe.utils.arguments import checked
 
 
+@checked
 def voxelize(
     coords_P3: Tensor,
     feats_PC: Tensor,
@@ -47,6 +49,7 @@ def voxelize(
     Raises:
         CoordinateError: the shapes do not fit, or positions are not finite, below 0 or out of the
             grid.
+        ConfigError: ``reduce`` is another word.
     """
     places_P3, batch_P1 = _in_voxels(coords_P3, voxel_size, batch_P)
     if feats_PC.dim() != 2 or len(feats_PC) != len(coords_P3):
@@ -62,18 +65,18 @@ def voxelize(
     keys_N, rows_P = torch.unique(linear_keys(sites_P4, extent), return_inverse=True)
     coords_N4 = coords_of_keys(keys_N, extent)
     points_P = torch.arange(len(rows_P), device=rows_P.device)
-    by_voxel = RowSums.of(points_P, rows_P, num_sources=len(rows_P), num_targets=len(keys_N))
-    if reduce == "first":
-        feats_NC = feats_PC.index_select(0, by_voxel.first_terms_M)
-    else:
-        counts_N = torch.bincount(rows_P, minlength=len(keys_N))
-        feats_NC = by_voxel(feats_PC) / counts_N[:, None].to(feats_PC.dtype)
+    means = RowSums.of(
+        points_P, rows_P, num_sources=len(rows_P), num_targets=len(keys_N), is_mean=True
+    )
+    takes_first = reduce == "first"
+    feats_NC = feats_PC.index_select(0, means.first_terms_M) if takes_first else means(feats_PC)
     cache = CoordinateCache(coords_N4, batch_size=batch_size, spatial_shape=shape)
     cache.pass_checks(extent)
     x = SparseTensor(feats_NC, coords_N4, spatial_shape=shape, batch_size=batch_size, cache=cache)
     return x, rows_P
 
 
+@checked
 def devoxelize(
     x: SparseTensor,
     coords_P3: Tensor,
@@ -97,6 +100,7 @@ def devoxelize(
 
     Raises:
         CoordinateError: the shapes do not fit, or positions are not finite.
+        ConfigError: ``mode`` is another word.
     """
     places_P3, batch_P1 = _in_voxels(coords_P3, voxel_size, batch_P)
     stride_3 = torch.tensor(x.stride, device=x.device)

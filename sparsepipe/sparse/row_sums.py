@@ -42,10 +42,13 @@ class RowSums:
         num_sources: int,
         num_targets: int,
         weights_P: Tensor | None = None,
+        is_mean: bool = False,
     ) -> RowSums:
         """Builds the map that adds ``weights_P * row sources_P`` to row ``targets_P``; rows are
-        int64. ``weights_P``: None for 1.
+        int64. ``weights_P``: None for 1, or, with ``is_mean``, for 1 / number of the row's terms.
         """
+        if is_mean:
+            weights_P = torch.bincount(targets_P).double().reciprocal().index_select(0, targets_P)
         bags = []
         sides = ((sources_P, targets_P, num_targets), (targets_P, sources_P, num_sources))
         for read_P, added_P, rows in sides:

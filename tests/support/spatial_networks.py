@@ -137,7 +137,7 @@ def _of_step(case: Case, grid: Grid) -> float:
     pairs = []
     for module, given in ((net, shards), (alone, batch)):
         torch.manual_seed(1)
-        loss = module.training_step(given, 0)
+        loss = module.training_step(given, 0)["loss"]
         # Every rank has the loss of the whole, and a share of its gradient.
         (loss / (grid.size if module is net else 1)).backward()
         module.eval()
@@ -157,7 +157,8 @@ def _of_step(case: Case, grid: Grid) -> float:
 
 def _classifier(layers: nn.Sequential) -> Classifier:
     optimizer = partial(torch.optim.SGD, lr=0.1)
-    module = Classifier(layers, num_classes=CLASSES, optimizer=optimizer, label_smoothing=0.1)
+    loss = {"label_smoothing": 0.1, "class_weights": (0.5, 2.0, 1.0), "lovasz": 0.7}
+    module = Classifier(layers, num_classes=CLASSES, optimizer=optimizer, **loss)
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     for metric in (module.train_accuracy, module.val_accuracy, module.val_iou, module.confusion):
         metric.sync_on_compute = False  # each rank counts the whole

@@ -6,16 +6,23 @@ import importlib.util
 import logging
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from sparsepipe.sparse.backends.native import NativeBackend
-from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.tensor import SparseTensor
 
 log = logging.getLogger(__name__)
+
+
+def _by_device(method: str) -> Any:
+    """Returns a method that calls the same one of the backend that suits its tensor's device."""
+
+    def call(own: AutoBackend, x: SparseTensor, *args: Any, **options: Any) -> Any:
+        return getattr(chosen(x.device), method)(x, *args, **options)
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -30,47 +37,20 @@ class AutoBackend(NativeBackend):
 
     name: ClassVar[str] = "auto"
 
-    def conv3d(
-        self, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
-    ) -> SparseTensor:
-        """See :class:`.Backend`."""
-        return chosen(x.device).conv3d(x, kernel, bias, spec)
-
-    def conv_transpose3d(
-        self,
-        x: SparseTensor,
-        kernel: Tensor,
-        bias: Tensor | None,
-        spec: KernelSpec,
-        *,
-        like: SparseTensor | None = None,
-    ) -> SparseTensor:
-        """See :class:`.NativeBackend`."""
-        return chosen(x.device).conv_transpose3d(x, kernel, bias, spec, like=like)
-
-    def max_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
-        """See :class:`.Backend`."""
-        return chosen(x.device).max_pool3d(x, spec)
-
-    def avg_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
-        """See :class:`.NativeBackend`."""
-        return chosen(x.device).avg_pool3d(x, spec)
-
-    def global_max_pool(self, x: SparseTensor) -> Tensor:
-        """See :class:`.NativeBackend`."""
-        return chosen(x.device).global_max_pool(x)
-
-    def global_avg_pool(self, x: SparseTensor) -> Tensor:
-        """See :class:`.NativeBackend`."""
-        return chosen(x.device).global_avg_pool(x)
+    conv3d = _by_device("conv3d")
+    conv_transpose3d = _by_device("conv_transpose3d")
+    max_pool3d = _by_device("max_pool3d")
+    avg_pool3d = _by_device("avg_pool3d")
+    global_max_pool = _by_device("global_max_pool")
+    global_avg_pool = _by_device("global_avg_pool")
 
 
 @cache
 def chosen(device: torch.device) -> NativeBackend:
     """Returns the fastest backend for a device; on a GPU the choice is logged."""
-    if device.type != "cuda":
-        return NativeBackend()
     found = NativeBackend()
+    if device.type != "cuda":
+        return found
     has_triton = importlib.util.find_spec("triton") is not None
     if has_triton and torch.cuda.get_device_capability(device) >= (8, 0):
         from sparsepipe.sparse.backends.triton.backend import TritonBackend, compiles

@@ -139,19 +139,25 @@ class _NarrowConvolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        (feats_NC, kernel_KCD, columns), kernel_map = saved(ctx)
+        (feats_NC, kernel_KCD, *columns), kernel_map = saved(ctx)
         needs, operands = ctx.needs_input_grad, (feats_NC, kernel_KCD, grad_MD.contiguous())
         if torch.is_grad_enabled():
             return (*differentiable_gradients(*operands, kernel_map, needs), None)
         grad_feats = grad_kernel = None
-        if needs[1]:
-            grad_kernel = (columns.t() @ grad_MD).view(kernel_KCD.shape)
         if needs[0]:
             grad_feats, _ = _gradients(*operands, kernel_map, (True, False))
+        if needs[1] and columns:
+            grad_kernel = (columns[0].t() @ grad_MD).view(kernel_KCD.shape)
+        elif needs[1]:
+            wide = torch.promote_types(kernel_KCD.dtype, torch.float32)
+            total = torch.zeros_like(kernel_KCD, dtype=wide).flatten(0, 1)
+            for rows, remade in _columns(feats_NC, kernel_map):
+                _accumulate(total, remade.t(), grad_MD[rows], first=False)
+            grad_kernel = total.view(kernel_KCD.shape).to(kernel_KCD.dtype)
         return grad_feats, grad_kernel, None
 
 
-class _ColumnConvolution(torch.autograd.Function):
+class _ColumnConvolution(_NarrowConvolution):
     """The product of :class:`_NarrowConvolution` by blocks, whose columns the backward remakes."""
 
     @staticmethod
@@ -163,23 +169,6 @@ class _ColumnConvolution(torch.autograd.Function):
             torch.mm(columns, flat, out=out_MD[rows])
         return out_MD
 
-    @staticmethod
-    def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        (feats_NC, kernel_KCD), kernel_map = saved(ctx)
-        needs, operands = ctx.needs_input_grad, (feats_NC, kernel_KCD, grad_MD.contiguous())
-        if torch.is_grad_enabled():
-            return (*differentiable_gradients(*operands, kernel_map, needs), None)
-        grad_feats = grad_kernel = None
-        if needs[0]:
-            grad_feats, _ = _gradients(*operands, kernel_map, (True, False))
-        if needs[1]:
-            wide = torch.promote_types(kernel_KCD.dtype, torch.float32)
-            total = torch.zeros_like(kernel_KCD, dtype=wide).flatten(0, 1)
-            for rows, columns in _columns(feats_NC, kernel_map):
-                _accumulate(total, columns.t(), grad_MD[rows], first=False)
-            grad_kernel = total.view(kernel_KCD.shape).to(kernel_KCD.dtype)
-        return grad_feats, grad_kernel, None
-
 
 def _columns(feats_NC: Tensor, kernel_map: KernelMap) -> Iterator[tuple[slice, Tensor]]:
     """Yields blocks of output rows, and what they read at all offsets, [rows, K * C], with zeros
@@ -187,7 +176,8 @@ def _columns(feats_NC: Tensor, kernel_map: KernelMap) -> Iterator[tuple[slice, T
     """
     padded, rows_MK = F.pad(feats_NC, (0, 0, 0, 1)), kernel_map.neighbours_MK
     count, (volume, channels) = len(rows_MK), (rows_MK.shape[1], feats_NC.shape[1])
-    step = max(1, _COLUMN_BYTES // (volume * channels * feats_NC.element_size()))
+    budget = _COLUMN_BYTES if feats_NC.device.type == "cpu" else _DEVICE_BLOCK_BYTES
+    step = max(1, budget // (volume * channels * feats_NC.element_size()))
     for first in range(0, count, step):
         rows_P = rows_MK[first : first + step].reshape(-1)
         columns = workspace.take("columns", (len(rows_P), channels), feats_NC)
@@ -226,10 +216,8 @@ def _gradients(
         own_rows = block.rows_P.split_with_sizes(block.counts)
         for k, (rows_P, part) in enumerate(_by_offset(block, block.sources_P, parts)):
             read = _rows("gathered", grad_MD, block, None if k == centre else rows_P)
-            own = feats_NC[:0]
             if slots is not None:
                 own = _rows("own", feats_NC, block, None if k == centre else own_rows[k])
-            if slots is not None:
                 _accumulate(slots[k], own.t(), read, first=b == 0)
             if need_feats and part.shape[0]:
                 torch.mm(read, kernels[k], out=part)

@@ -15,6 +15,7 @@ from sparsepipe.errors import BackendError, CoordinateError
 from sparsepipe.sparse.backends.convolution import convolve, pairs_by_offset
 from sparsepipe.sparse.kernel_map import CoordinateCache, KernelMap
 from sparsepipe.sparse.kernel_spec import KernelSpec
+from sparsepipe.sparse.row_sums import RowSums
 from sparsepipe.sparse.saved_tensors import save, saved
 from sparsepipe.sparse.tensor import SparseTensor
 
@@ -111,13 +112,8 @@ class NativeBackend:
     def avg_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
         """Takes, in each channel, the mean of the features of the input sites in each window."""
         kernel_map = x.cache.kernel_map(spec)
-        total = x.feats.new_zeros(kernel_map.num_outputs, x.feats.shape[1])
-        # At each offset a row is in at most one pair: no sum depends on the order of threads.
-        for outputs_P, inputs_P in kernel_map.derived("pairs", pairs_by_offset):
-            total = total.index_add(0, outputs_P, x.feats.index_select(0, inputs_P))
-        counts_M = (kernel_map.neighbours_KM >= 0).sum(0)
-        out = total / counts_M[:, None] if len(x) else x.feats.sum(0).expand(0, -1)
-        return at_level(x, out, kernel_map.output, spec)
+        means = kernel_map.derived("means", build_means)
+        return at_level(x, means(x.feats), kernel_map.output, spec)
 
     def global_max_pool(self, x: SparseTensor) -> Tensor:
         """Takes each sample's largest feature in each channel, [B, C]; 0 without sites.
@@ -130,8 +126,9 @@ class NativeBackend:
     def global_avg_pool(self, x: SparseTensor) -> Tensor:
         """Takes the mean of each sample's features, [B, C]; 0 for a sample without sites."""
         _, counts_B = x.cache.samples()
-        total_BC: Tensor = _SampleSum.apply(x.feats, x.cache)  # type: ignore[no-untyped-call]
-        return total_BC / counts_B.clamp(min=1)[:, None].to(total_BC.dtype)
+        wide_NC = x.feats.to(torch.promote_types(x.dtype, torch.float32))
+        total_BC: Tensor = _SampleSum.apply(wide_NC, x.cache)  # type: ignore[no-untyped-call]
+        return (total_BC / counts_B.clamp(min=1)[:, None].to(wide_NC.dtype)).to(x.dtype)
 
 
 def operands(
@@ -144,7 +141,12 @@ def operands(
         dtype = torch.get_autocast_dtype(feats.device.type)
         feats, kernel = feats.to(dtype), kernel.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    check_kernel_shape(feats, kernel, spec)
+    if kernel.dim() != 3 or kernel.shape[:2] != (spec.volume, feats.shape[1]):
+        raise BackendError(
+            f"a kernel of shape {tuple(kernel.shape)} does not fit a window of size {spec.size} and"
+            f" features of shape {tuple(feats.shape)}",
+            remedy=f"give a kernel of shape [{spec.volume}, {feats.shape[1]}, out_channels]",
+        )
     if kernel.dtype != feats.dtype:
         raise BackendError(
             f"features are {feats.dtype}, but the kernel is {kernel.dtype}",
@@ -200,16 +202,6 @@ def _check_outputs(x: SparseTensor, like: SparseTensor, kernel_map: KernelMap) -
             f"{spec.stride} and dilation {spec.dilation} leads from {like!r}",
             remedy="give as second tensor one on the sites before the convolution that led to "
             "those of the first, and the same kernel size, stride and dilation",
-        )
-
-
-def check_kernel_shape(feats: Tensor, kernel: Tensor, spec: KernelSpec) -> None:
-    """Raises a ``BackendError`` unless the kernel fits the window and the input's channels."""
-    if kernel.dim() != 3 or kernel.shape[:2] != (spec.volume, feats.shape[1]):
-        raise BackendError(
-            f"a kernel of shape {tuple(kernel.shape)} does not fit a window of size {spec.size} and"
-            f" features of shape {tuple(feats.shape)}",
-            remedy=f"give a kernel of shape [{spec.volume}, {feats.shape[1]}, out_channels]",
         )
 
 
@@ -293,6 +285,13 @@ def max_pool_gradient(winner_MC: Tensor, grad_MC: Tensor, kernel_map: KernelMap)
         # At one offset each input is read by at most one window, so that rows never collide.
         grad_NC.index_copy_(0, inputs_P, share_PC.add_(grad_NC.index_select(0, inputs_P)))
     return grad_NC
+
+
+def build_means(kernel_map: KernelMap) -> RowSums:
+    """Returns the map from inputs to the mean of each window."""
+    outputs_P, inputs_P = map(torch.cat, zip(*pairs_by_offset(kernel_map), strict=True))
+    inputs, outputs = kernel_map.num_inputs, kernel_map.num_outputs
+    return RowSums.of(inputs_P, outputs_P, num_sources=inputs, num_targets=outputs, is_mean=True)
 
 
 def _by_sample(feats_NC: Tensor, rows_BL: Tensor, padding: float) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsepipe.errors import BackendError
-from sparsepipe.sparse.backends.native import NativeBackend, check_kernel_shape
+from sparsepipe.sparse.backends.native import NativeBackend, operands
 from sparsepipe.sparse.kernel_map import CoordinateCache
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.tensor import SparseTensor
@@ -84,18 +84,12 @@ def convolve(
     is_dilated = any(d > 1 and k > 1 for d, k in zip(spec.dilation, spec.size, strict=True))
     if not spec.is_symmetric or is_dilated or spec.volume == 1 or not len(x):
         return _NATIVE.conv3d(x, kernel, bias, spec)
-    feats = x.feats
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        feats, kernel = feats.to(dtype), kernel.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
-    if feats.dtype not in (torch.float32, torch.float16) or kernel.dtype != feats.dtype:
+    feats, kernel, bias = operands(x.feats, kernel, bias, spec)
+    if feats.dtype not in (torch.float32, torch.float16):
         raise BackendError(
-            f"torchsparse cannot convolve {feats.dtype} features with a {kernel.dtype} kernel",
-            remedy="use float32 or float16 for both (trainer.precision=16-true or 32-true),"
-            " or backend=native",
+            f"torchsparse cannot convolve {feats.dtype} features",
+            remedy="use float32 or float16 (trainer.precision=16-true, 32-true), or backend=native",
         )
-    check_kernel_shape(feats, kernel, spec)
     x.cache.check()
     training = torch.is_grad_enabled()  # maps built for inference lack the backward's tables
     tensor = module.SparseTensor(

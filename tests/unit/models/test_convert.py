@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparsepipe import models
+from sparsepipe import models, sparse
 from sparsepipe.errors import CheckpointError, ConfigError
-from sparsepipe.models.convert import converted
+from sparsepipe.models.convert import converted, library_of
 from sparsepipe.runs.checkpoints import load_weights
+from sparsepipe.runs.rundir import RunDir
 from tests.support.masked_networks import batch, random_norms
 from tests.support.spconv_unet import SpconvUNet
 
@@ -124,11 +125,51 @@ def test_layers_of_other_libraries_arrive_at_their_places(library: str, tmp_path
     source, module = make(), nn.ModuleDict({"layers": make()})
     weights = theirs_of(library, source, names, our_names(len(stem)))
     assert len(weights) == len(source.state_dict())
-    loaded = load_weights(module, weights, tmp_path / "net.pt")
-    assert loaded.complete
-    assert library in str(loaded)
+    if library == "torchsparse":  # or ours under other names, whose offsets have x fastest
+        with pytest.raises(CheckpointError, match=r"stage1\.0\.net\.0\.kernel") as caught:
+            load_weights(module, weights, tmp_path / "net.pt", strict=False)
+        assert "converted(weights, network, library=" in caught.value.remedy
+        module.load_state_dict(converted(weights, module, library=library))
+    else:
+        loaded = load_weights(module, weights, tmp_path / "net.pt")
+        assert loaded.complete
+        assert library in str(loaded)
     for name, value in source.state_dict().items():
         assert torch.equal(module["layers"].state_dict()[name], value), name
+
+
+class Unit(nn.Module):
+    """A convolution and its norm, with the names that torchsparse's users give them."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.conv, self.bn = sparse.Conv3d(before, after), sparse.BatchNorm(after)
+
+
+def test_norms_beside_convolutions_are_not_those_of_minkowski_engine(tmp_path: Path) -> None:
+    units = nn.Sequential(Unit(2, 4), Unit(4, 4))
+    assert library_of(units.state_dict()) == "torchsparse"
+    module = nn.Sequential(sparse.Conv3d(2, 4), sparse.BatchNorm(4))
+    module.extend([sparse.Conv3d(4, 4), sparse.BatchNorm(4)])
+    assert load_weights(module, units.state_dict(), tmp_path / "units.pt").complete
+    own = tmp_path / "run" / "checkpoints"
+    own.mkdir(parents=True)
+    RunDir(own.parent).config.touch()
+    with pytest.raises(CheckpointError, match="is of another model"):
+        load_weights(module, units.state_dict(), own / "best.ckpt")
+
+
+@pytest.mark.parametrize("names", [("encoder", "decoder", "final"), ("enc1", "down1", "up1")])
+def test_only_spunet_has_coordinates_in_another_order(names: tuple[str, ...]) -> None:
+    """Other networks of spconv have theirs as (z, y, x), whatever their layers are called."""
+    layers = [sparse.Conv3d(2, 4), sparse.Conv3d(4, 4), sparse.Conv3d(4, 3)]
+    net = nn.Sequential(*layers)
+    weights = {
+        f"{name}.weight": layer.kernel.detach().unflatten(0, (3, 3, 3)).permute(4, 0, 1, 2, 3)
+        for name, layer in zip(names, layers, strict=True)
+    }  # x is fastest, and last
+    for name, value in converted(weights, net).items():
+        assert torch.equal(value, net.state_dict()[name])
 
 
 def test_networks_of_other_layers_are_refused(tmp_path: Path) -> None:

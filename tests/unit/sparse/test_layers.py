@@ -10,6 +10,7 @@ from torch import nn
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.sparse import (
+    AvgPool3d,
     BatchNorm,
     Conv3d,
     ConvTranspose3d,
@@ -25,6 +26,7 @@ from sparsepipe.sparse import (
     ReLU,
     SparseTensor,
     SqueezeExcite,
+    sparse_collate,
 )
 from tests.support.sparse_references import Case
 
@@ -63,6 +65,7 @@ def test_networks_copy_and_pickle(x, clone):
         Conv3d(6, 4, 3, stride=2),
         MaxPool3d(2),
         MaxPool3d(3, stride=2),
+        AvgPool3d(3, stride=2),
         BatchNorm(6),
         ReLU(),
         Linear(6, 4),
@@ -197,8 +200,10 @@ def test_layers_over_samples_are_those_of_dense_grids(kind):
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("layer", [InstanceNorm(2), SqueezeExcite(2)], ids=str)
-def test_first_and_second_derivatives_of_layers_over_samples(layer):
+@pytest.mark.parametrize(
+    "layer", [InstanceNorm(2), SqueezeExcite(2), AvgPool3d(2), AvgPool3d(3, stride=2)], ids=str
+)
+def test_first_and_second_derivatives(layer):
     x = Case((3, 3, 3), 3, 0.3, 2, 2, KernelSpec.of(3), seed=1).tensor()
     layer = copy.deepcopy(layer).double()
 
@@ -252,6 +257,13 @@ def test_global_pools_of_rows_in_any_order(pool, reduce):
     weights = torch.randn(5, 4, dtype=torch.float64)
     grad, reference = (torch.autograd.grad((y * weights).sum(), feats)[0] for y in (out, expected))
     torch.testing.assert_close(grad, reference)
+
+
+def test_the_mean_of_many_rows_in_float16():
+    coords = torch.cartesian_prod(*[torch.arange(41)] * 3)  # more than float16 can count
+    feats = torch.full((len(coords), 1), 200.0, dtype=torch.float16)
+    x = sparse_collate([(coords, feats)], spatial_shape=(41, 41, 41))
+    assert GlobalAvgPool()(x).item() == 200
 
 
 def test_global_max_gives_ties_to_the_first_row():

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsepipe.errors import CoordinateError
+from sparsepipe.errors import ConfigError, CoordinateError
 from sparsepipe.sparse import SparseTensor, devoxelize, voxelize
 
 EDGE = 0.25
@@ -113,6 +113,22 @@ def test_bits_repeat_and_halves_are_close(dtype: torch.dtype) -> None:
     first, second = run(dtype), run(dtype)
     assert all(map(torch.equal, first, second))
     torch.testing.assert_close(first[0].double(), run(torch.float64)[0], rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_mean_of_many_large_features_in_16_bits(dtype: torch.dtype) -> None:
+    feats = torch.full((3000, 1), 200.0, dtype=dtype)
+    x, _ = voxelize(torch.zeros(3000, 3), feats, voxel_size=EDGE)
+    assert torch.equal(x.feats, feats[:1])
+
+
+def test_unknown_words_are_refused() -> None:
+    points, feats = torch.ones(2, 3), torch.ones(2, 1)
+    with pytest.raises(ConfigError, match="reduce='max'"):
+        voxelize(points, feats, voxel_size=EDGE, reduce="max")  # type: ignore[arg-type]
+    x, _ = voxelize(points, feats, voxel_size=EDGE)
+    with pytest.raises(ConfigError, match="mode='linear'"):
+        devoxelize(x, points, voxel_size=EDGE, mode="linear")  # type: ignore[arg-type]
 
 
 def test_no_points() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from sparsepipe.errors import CoordinateError
 from sparsepipe.sparse import (
+    AvgPool3d,
     Conv3d,
     ConvTranspose3d,
+    GlobalAvgPool,
     InverseConv3d,
     KernelSpec,
     SparseTensor,
@@ -174,6 +177,33 @@ def test_a_backend_of_the_two_methods_alone_leaves_inverse_convolutions_to_the_d
     )
     other.load_state_dict(own.state_dict())
     assert torch.equal(own(x, like).feats, other(x, like).feats)
+
+
+class Doubling(TwoMethods):
+    """Doubles what it computes itself."""
+
+    def conv_transpose3d(self, *args: Any, **options: Any) -> SparseTensor:
+        out = BACKEND.conv_transpose3d(*args, **options)
+        return out.replace_feats(2 * out.feats)
+
+    def avg_pool3d(self, *args: Any) -> SparseTensor:
+        out = BACKEND.avg_pool3d(*args)
+        return out.replace_feats(2 * out.feats)
+
+    def global_avg_pool(self, *args: Any) -> Tensor:
+        return 2 * BACKEND.global_avg_pool(*args)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [partial(ConvTranspose3d, 3, 3, 2), partial(AvgPool3d, 2), GlobalAvgPool],
+)
+def test_a_backend_s_own_methods_beyond_the_protocol_are_called(make: Any) -> None:
+    x = Case((6, 6, 6), 2, 0.3, 3, 3, DOWN[0], seed=2).tensor(torch.float32)
+    own, other = make(backend=Doubling()), make(backend=BACKEND)
+    other.load_state_dict(own.state_dict())
+    outs = [out if isinstance(out, Tensor) else out.feats for out in (own(x), other(x))]
+    assert torch.equal(outs[0], 2 * outs[1])
 
 
 def test_sites_that_do_not_belong_together_are_refused() -> None:

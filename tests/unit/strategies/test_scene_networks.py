@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
-from sparsepipe.models import sparse_unet
+from sparsepipe.models import Classifier, sparse_unet
 from sparsepipe.runtime.microbatches import split
-from sparsepipe.sparse import SparseTensor, sparse_collate
+from sparsepipe.sparse import sparse_collate
 from sparsepipe.strategies import DataParallelStrategy, SynchronousPipelineStrategy
 from tests.support.pipeline_cases import QUIET, weights
 from tests.support.processes import run
@@ -21,25 +22,13 @@ from tests.support.processes import run
 CLASSES, BATCH, STEPS, RATE = 3, 4, 3, 0.1
 
 
-class Labeller(pl.LightningModule):
-    """A cross-entropy of counts, whose mean is over all points."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = sparse_unet(
-            CLASSES, in_channels=2, channels=(6, 8, 8, 6), blocks=(1,) * 4, stem_channels=4
-        ).double()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return loss_of(self.layers(batch["input"]), batch["label"])
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=RATE)
-
-
-def loss_of(logits: SparseTensor, label: SparseTensor) -> Tensor:
-    assert len(logits) == len(label)
-    return -(label.feats * logits.feats.log_softmax(1)).sum() / label.feats.sum()
+def labeller() -> Classifier:
+    layers = sparse_unet(
+        CLASSES, in_channels=2, channels=(6, 8, 8, 6), blocks=(1,) * 4, stem_channels=4
+    ).double()
+    optimizer = partial(torch.optim.SGD, lr=RATE)
+    weights, settings = [0.5, 2.0, 1.0], {"num_classes": CLASSES, "lovasz": 0.7}
+    return Classifier(layers, optimizer=optimizer, class_weights=weights, **settings)
 
 
 def scene(number: int) -> tuple[Tensor, Tensor]:
@@ -58,7 +47,7 @@ def collated(scenes: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
 
 def trained(rank: int, kind: str) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    module, scenes = Labeller(), [scene(number) for number in range(BATCH * STEPS)]
+    module, scenes = labeller(), [scene(number) for number in range(BATCH * STEPS)]
     strategies: dict[str, Any] = {
         "dp": DataParallelStrategy,
         "cut": lambda: SynchronousPipelineStrategy(
@@ -84,9 +73,12 @@ def trained(rank: int, kind: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("kind", ["dp", "cut"])
 def test_a_labeller_learns_as_in_one_process(kind: str) -> None:
-    """Of two halves of each batch: the mean of their gradients, each with its own statistics."""
+    """Of two halves of each batch, each with its own statistics: the mean of their gradients, in a
+    pipeline weighted by the class weights of their points.
+    """
     torch.manual_seed(0)
-    module = Labeller()
+    module = labeller()
+    module.log = lambda *args, **options: None  # type: ignore[method-assign]
     optimizer = module.configure_optimizers()
     for step in range(STEPS):
         scenes = [scene(number) for number in range(step * BATCH, (step + 1) * BATCH)]
@@ -95,8 +87,9 @@ def test_a_labeller_learns_as_in_one_process(kind: str) -> None:
         else:
             halves = [part.batch for part in split(collated(scenes), 2)]
         optimizer.zero_grad()
-        for half in halves:
-            (module.training_step(half, 0) / 2).backward()
+        outs: Any = [module.training_step(half, 0) for half in halves]
+        sums = [1.0 if kind == "dp" else out["weight"] for out in outs]
+        sum(out["loss"] * size / sum(sums) for out, size in zip(outs, sums, strict=True)).backward()
         optimizer.step()
     expected = dict(module.layers.named_parameters())
     for found in run(trained, 2, kind):
