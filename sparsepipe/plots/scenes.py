@@ -41,7 +41,9 @@ def scene_figure(
     """
     figure = style.new_figure(width_in=11.0, height_in=0.6 + 3.6 * len(layers))
     figure.suptitle(style.drawable(title), fontsize=style.TITLE_PT, color=style.INK)
-    axes = figure.subplots(len(layers), len(_AZIMUTHS_DEG), squeeze=False)
+    axes = figure.subplots(
+        len(layers), len(_AZIMUTHS_DEG), squeeze=False, sharex="col", sharey="col"
+    )
     colors_K3 = style.class_colors(len(classes)) / 255
     shown, hidden = set[int](), classes.index(_HIDDEN) if _HIDDEN in classes else -1
     for row, (name, labels_P) in zip(axes, layers.items(), strict=True):

@@ -21,7 +21,7 @@ from sparsepipe.data.augment import Axis
 from sparsepipe.data.cache import CacheSettings
 from sparsepipe.data.dataloaders import Access, split_validation
 from sparsepipe.data.datamodule import Purpose, Share, SplitDataModule
-from sparsepipe.data.files import LOCK_WAIT_S
+from sparsepipe.data.files import LOCK_WAIT_S, log_once
 from sparsepipe.data.points import IntArray
 from sparsepipe.data.scenes.augment import SceneAugment, crop, mixed
 from sparsepipe.data.scenes.reader import SceneReader, Value
@@ -184,6 +184,8 @@ class SceneDataModule(SplitDataModule):
         of_one_class = np.zeros(len(groups), np.int64)
         _, chosen = split_validation(of_one_class, share=self._val_share, seed=self._seed)
         held_S = scenes.held_S if scenes.held_S.any() else np.isin(group_S, chosen)
+        if self._val_share and not held_S.any():
+            log_once(f"no scenes are held for validation: they are of {len(groups)} groups")
         self._train_S, self._val_S = np.flatnonzero(~held_S), np.flatnonzero(held_S)
         self.num_train, self.num_val = len(self._train_S), len(self._val_S)
         self.epoch_samples = self._crops_per_scene * self.num_train

@@ -9,10 +9,11 @@ import fnmatch
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,10 +101,10 @@ class SceneFolder:
         split: what divides the scenes. None: folders named train, val and test if there are any,
             else the share 0.2; a number: the share of groups for testing, drawn always the same; a
             path: a csv file with the columns file, relative to ``root``, and split; or a mapping of
-            ``train``, ``val`` and ``test`` to names, or to the path of a file with names, of scenes
-            or of folders around them. Without ``train`` there, all others are for training.
+            ``train``, ``val`` and ``test`` to names or patterns, or to the path of a file with
+            some, of scenes or of folders around them. Without ``train``, all others are for it.
         group: regular expression. Scenes in whose paths it finds the same text belong together: a
-            share has all of them or none. None: each scene is a group.
+            share has all of them or none, and no two parts have some. None: each scene is a group.
         pattern: pattern of the paths of scenes, relative to ``root``; others are left out.
     """
 
@@ -142,6 +143,7 @@ class SceneFolder:
                 groups = {name: self._group_of(name) for name in names}
                 tested = _share(groups.values(), 0.2 if split is None else split)
                 test = [name for name in names if groups[name] in tested]
+                log_once(f"scenes to test on, {len(test)} of {len(names)}: {named(sorted(tested))}")
                 found = {"train": sorted({*names} - {*test}), "val": [], "test": test}
             elif split is not None:
                 raise ConfigError(
@@ -154,6 +156,12 @@ class SceneFolder:
                 log_once(f"scenes outside train, val and test are left out: {named(outside)}")
         if not found["test"]:
             found = {**found, "test": found["val"], "val": []}
+        parts_of = Counter(chain(*({self._group_of(n) for n in each} for each in found.values())))
+        if cut := [group for group, count in parts_of.items() if count > 1 and self._group]:
+            raise ConfigError(
+                f"data.split cuts the group {cut[0]!r} of data.group",
+                remedy="keep all scenes of a group in one part, or set data.group=null",
+            )
         if not found["train"]:
             raise DataError(
                 f"{self.root} has {len(names)} scenes, none of which is for training",
@@ -163,8 +171,14 @@ class SceneFolder:
         return found
 
     def _group_of(self, name: str) -> str:
-        match = re.search(self._group, name) if self._group else None
-        return match.group() if match else name
+        if not self._group:
+            return name
+        if (match := re.search(self._group, name)) is None:
+            raise ConfigError(
+                f"data.group={self._group} finds nothing in {name}",
+                remedy="correct the regular expression, which is searched in the paths of scenes",
+            )
+        return match.group()
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -261,15 +275,17 @@ def _by_names(root: Path, names: Sequence[str], split: Mapping[str, Any]) -> dic
             for each in listed
         ]
         keys = [
-            each[0] if each[0] in known else next((key for key in each if key in rooted), None)
+            [each[0]]
+            if each[0] in known
+            else [key for key in each if key in rooted][:1] or fnmatch.filter(known, each[0])
             for each in tails
         ]
-        if absent := [name for name, key in zip(listed, keys, strict=True) if key is None]:
+        if absent := [name for name, some in zip(listed, keys, strict=True) if not some]:
             raise DataError(
                 f"data.split names scenes for {part} that are not in {root}: {named(absent)}",
                 remedy="correct the names, which are those of scenes or of folders around them",
             )
-        found[part] = {name for key in keys if key for name in known[key]}
+        found[part] = {name for some in keys for key in some for name in known[key]}
     found.setdefault("train", {*names}.difference(*found.values()))
     if odd := {*found} - {*PARTS} or [n for n in names if sum(n in f for f in found.values()) > 1]:
         raise ConfigError(

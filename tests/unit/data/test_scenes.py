@@ -106,6 +106,7 @@ SPLITS: dict[str, tuple[Sequence[str], Any, str, str, str]] = {
     "a folder for testing alone": (("x/a", "b", "x/test/c"), None, "ba", "", "c"),
     "names of folders": (AREAS, {"test": ["Area_3"]}, "abc", "", "de"),
     "names of all parts": (AREAS, {"train": ["Area_2", "b"], "test": ["d"]}, "bc", "", "d"),
+    "patterns of names": (AREAS, {"test": ["*_3", "[bx]"]}, "ac", "", "bde"),
     "names in files": (AREAS, {"train": "t.txt", "test": "s.json"}, "ab", "", "de"),
     "a table": (AREAS, "split.csv", "a", "c", "b"),
 }
@@ -145,6 +146,8 @@ def test_groups_stay_together(tmp_path: Path) -> None:
         ({"split": {"test": ["Area_9/b"]}}, "Area_9/b"),
         ({"split": {"test": ["a"], "val": ["Area_1"]}}, "Area_1/a"),
         ({"split": {"tests": ["a"]}}, "tests"),
+        ({"split": {"test": ["a"]}, "group": "Area_[0-9]"}, "cuts the group 'Area_1'"),
+        ({"group": "area_[0-9]"}, "finds nothing"),
         ({"split": {"train": ["a", "b"], "test": "none.txt"}}, "none.txt"),
         ({"split": 1.5}, "1.5"),
         ({"features": ["color", "intensity"]}, "has no intensity"),
