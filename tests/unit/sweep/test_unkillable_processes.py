@@ -164,12 +164,11 @@ def test_a_sweep_goes_on_beside_a_job_that_cannot_be_ended(
     held = stuck()
     one = started(tmp_path, held.process, job_limit_s=0.1)
     sweep = runner(one, job(tmp_path, 1))
-    began_s = time.monotonic()
     sweep._loop([])
-    assert time.monotonic() - began_s < LONG_S
     assert held.process.alive() == [held.number], "it is there all the same"
     hung = sweep._records[0]
     assert hung.status == "failed"
+    assert hung.ended_s - hung.began_s < LONG_S  # the next one trains after that
     left = f"process {held.number} is still running although it was killed\n"
     assert f"job_limit_s=0.1; {left}" in (hung.error or "")
     assert read_record(one.ready.job.record) == hung
