@@ -196,9 +196,8 @@ def find_files(source: str | None, *, scenes: bool = False) -> tuple[list[Path],
         found = [path / name for name in scene_names(path)] if path.is_dir() else paths
         found = [each for each in found if is_scene(each)]
     else:
-        files = [
-            each for each in paths if not each.is_dir()
-        ]  # also dangling links, which are reported
+        # Also dangling links, which are reported.
+        files = [each for each in paths if not each.is_dir()]
         found = [each for each in files if each.suffix.lower() in suffixes]
         others.update(each.suffix.lower() or each.name for each in {*files} - {*found})
     if not found:

@@ -73,8 +73,8 @@ def trained(rank: int, kind: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("kind", ["dp", "cut"])
 def test_a_labeller_learns_as_in_one_process(kind: str) -> None:
-    """Of two halves of each batch, each with its own statistics: the mean of their gradients, in a
-    pipeline weighted by the class weights of their points.
+    """One process computes two halves of each batch, each with its own statistics, and takes the
+    mean of their gradients, in a pipeline weighted by the class weights of their points.
     """
     torch.manual_seed(0)
     module = labeller()
