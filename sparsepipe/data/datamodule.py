@@ -56,6 +56,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
     Attributes:
         epoch_samples: number of training samples that all ranks together draw in an epoch; if there
             are fewer, they are repeated in new orders. None: ``num_train``.
+        eval_batch_size: number of samples in a batch of validation or test; None: ``batch_size``.
         stream: number that gives data modules with the same seed different orders of samples.
         num_train: number of training samples; 0 before ``setup``.
         num_val: number of validation samples; 0 before ``setup``.
@@ -75,6 +76,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         self._train_S = self._val_S = np.empty(0, np.int64)
         self.num_train = self.num_val = 0
         self.epoch_samples: int | None = None
+        self.eval_batch_size: int | None = None
         self.stream = 0
 
     @property
@@ -154,10 +156,14 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         names: Sequence[str] = getattr(samples, "files", ()) or getattr(samples, "names", ())
         return names or [str(number) for number in range(len(samples.labels_S))]
 
+    def _ranks(self) -> dict[str, int]:
+        """Returns how many ranks share an epoch's samples, and which of them this one is."""
+        kwargs: dict[str, Any] = (self.trainer and self.trainer.distributed_sampler_kwargs) or {}
+        return {"num_replicas": kwargs.get("num_replicas", 1), "rank": kwargs.get("rank", 0)}
+
     def _loader(self, purpose: Purpose, indices_S: IntArray) -> DataLoader[dict[str, Any]]:
-        dataset, trainer = self._dataset(purpose, indices_S), self.trainer
-        kwargs: dict[str, Any] = (trainer and trainer.distributed_sampler_kwargs) or {}
-        ranks = {"num_replicas": kwargs.get("num_replicas", 1), "rank": kwargs.get("rank", 0)}
+        dataset, ranks = self._dataset(purpose, indices_S), self._ranks()
+        batch_size = None if purpose == "train" else self.eval_batch_size
         sized = cast(Sized, dataset)
         sampler: TrainSampler | EvalSampler
         if purpose == "train":
@@ -169,7 +175,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         return make_loader(
             dataset,
             sampler=sampler,
-            batch_size=self.batch_size,
+            batch_size=batch_size or self.batch_size,
             num_workers=self._num_workers,
             collate=self._collate,
             keeps_memory=isinstance(dataset, ShapeDataset),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,6 +100,7 @@ def list_folder(
     share: float = 0.2,
     seed: int | None = None,
     needs_classes: bool = False,
+    keep: Callable[[str], bool] | None = None,
 ) -> Mapping[Split, Listing]:
     """Lists the files of both splits, in order of class and name; logs how many others it ignores.
 
@@ -113,8 +114,10 @@ def list_folder(
         seed: seed of a digest of names that chooses the test files, so that new files hardly change
             the split of others; None: test files are spread evenly over the order of names.
         needs_classes: whether files outside class folders are ignored.
+        keep: says of a file, by its name relative to ``root``, whether to list it; None: all.
     """
     found, others = find_files(root, suffixes)
+    found = [file for file in found if keep is None or keep(file.name)]
     if needs_classes:
         others += [file.name for file in found if not file.class_name]
         found = [file for file in found if file.class_name]

@@ -46,6 +46,11 @@ class MappedSamples:
     labels: MappedArray
     labels_S: IntArray
 
+    @property
+    def sizes_S(self) -> tuple[tuple[int, ...], ...]:
+        """Spatial sizes of each sample."""
+        return (self.inputs.array.shape[2:],) * len(self.labels_S)
+
     def read_input(self, index: int, part: VolumePart) -> FloatArray:
         """Returns a part of an input's values, decoded from bytes, float32 [C, *part]."""
         values: FloatArray = self.inputs.array[index][(slice(None), *part)].astype(np.float32)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sparsepipe.data import VolumeDataModule, VolumeFiles
-from sparsepipe.data.volumes.formats import decompress
+from sparsepipe.data.volumes.formats import read_volume
 from sparsepipe.errors import ConfigError, DataError
 
 SIZES = (6, 5, 8)
@@ -41,6 +41,11 @@ def write_nifti(
         image = nibabel.Nifti1Image(values * slope + 1, np.eye(4), image.header)
         image.header.set_data_dtype(values.dtype)
     nibabel.save(image, path)
+
+
+def write_itk(path: Path, values: np.ndarray) -> None:
+    sitk = pytest.importorskip("SimpleITK")
+    sitk.WriteImage(sitk.GetImageFromArray(np.ascontiguousarray(values.T)), str(path))
 
 
 def write_zarr(path: Path, values: np.ndarray, *, version: int = 3) -> None:
@@ -72,6 +77,8 @@ FORMATS: dict[str, tuple[str, Write]] = {
     "nii": ("nii", write_nifti),
     "nii.gz": ("nii.gz", write_nifti),
     "scaled nii.gz": ("nii.gz", functools.partial(write_nifti, slope=0.5)),
+    "nrrd": ("nrrd", write_itk),
+    "mha": ("mha", write_itk),
     "h5": ("h5", write_h5),
     "zarr": ("zarr", write_zarr),
     "zarr 2": ("zarr", functools.partial(write_zarr, version=2)),
@@ -230,6 +237,35 @@ def test_arrays_in_groups_are_named_by_their_paths(tmp_path: Path) -> None:
         opened(write_csv(tmp_path, "input,label\nscan.zarr,0.npy\n"), tmp_path / "cache")
 
 
+def test_a_corrected_spacing_of_a_group_is_read(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    found = []
+    for scale in (1.0, 2.0):
+        axes = [{"name": name, "type": "space", "unit": "millimeter"} for name in "zyx"]
+        change = [{"type": "scale", "scale": [scale] * 3}]
+        levels = [{"path": "raw", "coordinateTransformations": change}]
+        attributes = {"multiscales": [{"axes": axes, "datasets": levels}]}
+        group = zarr.open_group(tmp_path / "scan.zarr", mode="w", attributes=attributes)
+        group.create_array("raw", data=volume(0))
+        path = write_csv(tmp_path, "input,label\nscan.zarr/raw,0_labels.npy\n")
+        data = opened(path, tmp_path / "cache", spacing=[1, 1, 1])
+        sample = data.train_dataloader().dataset[0, 0]
+        wanted = tuple(int(scale * size) for size in SIZES)
+        assert sample["input"].shape[1:] == sample["label"].shape == wanted
+        found.append(data.fingerprint())
+    assert found[0] != found[1]
+
+
+def test_suffixes_may_be_in_upper_case(tmp_path: Path) -> None:
+    for name, part in (("A_T1.NII.GZ", 0), ("A_T2.NII.GZ", 1)):
+        write_nifti(tmp_path / "plain.nii.gz", volume(part))
+        (tmp_path / "plain.nii.gz").rename(tmp_path / name)
+    path = write_csv(tmp_path, "input,label\nA_T1.NII.GZ,0_labels.npy\n")
+    data = opened(path, tmp_path / "cache", channels=["_T1", "_T2"])
+    found = data.train_dataloader().dataset[0, 0]["input"]
+    assert np.array_equal(found, [volume(0), volume(1)])
+
+
 def replaced(name: str, values: Any) -> Callable[[Path], None]:
     return lambda root: np.save(root / name, values, allow_pickle=True)
 
@@ -248,7 +284,11 @@ V1, L1 = "inputs/train/v1.npy", "labels/train/v1.npy"
 @pytest.mark.parametrize(
     ("suffix", "damage", "message"),
     [
-        ("npy", lambda root: (root / L1).unlink(), "no counterpart: train/v1"),
+        ("npy", lambda root: (root / V1).unlink(), "no input: train/v1"),
+        *(
+            ("npy", lambda root, kind=kind: write_h5(root / kind / "train/v1.h5", volume(1)), "two")
+            for kind in ("inputs", "labels")
+        ),
         ("npy", replaced(L1, np.zeros((6, 5, 7), np.uint8)), r"\[6, 5, 7\]"),
         ("npy", replaced("inputs/train/v0.npy", np.zeros((*SIZES, 2))), "spatial dimensions: 4"),
         ("npy", replaced(V1, np.zeros(SIZES, np.complex64)), "values of type complex64"),
@@ -261,7 +301,10 @@ V1, L1 = "inputs/train/v1.npy", "labels/train/v1.npy"
         ("npy", replaced(L1, np.full(SIZES, 0.5)), "labels/train/v1.npy has labels from 0.5"),
         ("h5", lambda root: write_h5(root / "inputs/train/v0.h5", volume(0), 2), "has 2 arrays"),
         *((each, cut(f"inputs/train/v1.{each}"), f"v1.{each} ") for each in ("npy", "h5", "zarr")),
-        *((e, cut(f"inputs/train/v1.{e}"), f"v1.{e} ") for e in ("tif", "nii", "nii.gz")),
+        *(
+            (e, cut(f"inputs/train/v1.{e}"), f"v1.{e} ")
+            for e in ("tif", "nii", "nii.gz", "nrrd", "mha")
+        ),
         ("tif of single pages", cut("inputs/train/v0.tiff"), "v0.tiff .* it is cut off"),
     ],
 )
@@ -278,7 +321,13 @@ def test_files_that_are_wrong(
 
 @pytest.mark.parametrize(
     ("suffix", "package"),
-    [("tif", "tifffile"), ("nii.gz", "nibabel"), ("zarr", "zarr"), ("h5", "h5py")],
+    [
+        ("tif", "tifffile"),
+        ("nii.gz", "nibabel"),
+        ("mha", "SimpleITK"),
+        ("zarr", "zarr"),
+        ("h5", "h5py"),
+    ],
 )
 def test_a_missing_package_is_named(
     tmp_path: Path, suffix: str, package: str, monkeypatch: pytest.MonkeyPatch
@@ -333,7 +382,11 @@ def test_unlabelled_voxels_and_scaled_labels(
         (np.eye(4), np.diag([1, 1, 1.2, 1]), "RAS of 1 x 1 x 1.2 mm"),
         (np.eye(4), np.eye(4)[[1, 0, 2, 3]], "ARS of 1 x 1 x 1 mm"),
         (np.diag([-1, 1, 2, 1]), np.diag([-1 + 1e-6, 1, 2 + 1e-4, 1]), None),
-        (np.diag([-1, 1, 2, 1]), None, None),  # an array without a place
+        (
+            np.diag([-1, 1, 2, 1]),
+            None,
+            r"LAS of 1 x 1 x 2 mm.*\(1 x 1 x 1 mm",
+        ),  # the default of NIfTI
     ],
 )
 def test_inputs_and_labels_are_in_one_place(
@@ -357,7 +410,8 @@ def test_odd_orientations_and_lost_chunks_are_named(
     write_nifti(tmp_path / "a/inputs/test/v1.nii", volume(1), affine=np.diag([2.0, 1, 1, 1]))
     write_pairs(tmp_path / "b", "zarr", write_zarr)
     next((tmp_path / "b/inputs/train/v2.zarr").glob("**/0/0/0")).unlink()
-    opened(tmp_path / "a", tmp_path / "cache")
+    data = opened(tmp_path / "a", tmp_path / "cache")
+    assert data.recorded()["preparation"]["orientation"] == "RAS", "that of all training inputs"
     opened(tmp_path / "b", tmp_path / "cache")
     told, lost = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert f"RAS of 2 x 1 x 1 mm ({tmp_path / 'a/inputs/test/v1.nii'})" in told
@@ -390,13 +444,15 @@ def test_axes_of_tiff_files_are_those_that_they_name(
 ) -> None:
     values = np.random.default_rng(0).integers(0, 255, shape).astype(np.uint8)
     metadata = {"axes": axes} if axes else {}
-    path, made = tmp_path / "a.tif", tmp_path / "a.npy"
+    path = tmp_path / "a.tif"
     pytest.importorskip("tifffile").imwrite(path, values, metadata=metadata, **settings)
     refused = pytest.raises(DataError, match=r"axes \w+ of sizes .* contradicts")
     with nullcontext() if wanted else refused:
-        decompress(path, made, channel_axis=channel_axis)
-        assert np.load(made).shape == wanted
-        assert np.array_equal(np.load(made).ravel(), values.ravel())
+        read, geometry = read_volume(path, channel_axis=channel_axis)
+        stored = np.moveaxis(read, 0, -1) if channel_axis == "last" else read
+        assert stored.shape == wanted
+        assert read.shape[channel_axis is not None :] == geometry.sizes
+        assert np.array_equal(stored.ravel(), values.ravel())
 
 
 @pytest.mark.parametrize(
@@ -413,16 +469,17 @@ def test_axes_of_tiff_files_are_those_that_they_name(
 def test_equal_pages_are_a_stack(
     tmp_path: Path, shapes: Any, reduced: int, axis: Any, wanted: Any
 ) -> None:
-    path, made = tmp_path / "a.tif", tmp_path / "a.npy"
+    path = tmp_path / "a.tif"
     kind = RGB if shapes[0][-1] == 3 else GREY
     with pytest.importorskip("tifffile").TiffWriter(path) as file:
         for n, shape in enumerate(shapes):
             file.write(volume(n, shape), subfiletype=n and reduced, **kind)
     refused = pytest.raises(DataError, match=r"it has 2 images|the axes QYXS .* contradicts")
     with nullcontext() if wanted else refused:
-        decompress(path, made, channel_axis=axis)
-        assert np.load(made).shape == wanted
-        assert np.array_equal(np.load(made).reshape(-1, *shapes[0])[0], volume(0, shapes[0]))
+        read, _ = read_volume(path, channel_axis=axis)
+        stored = np.moveaxis(read, 0, -1) if axis == "last" else read
+        assert stored.shape == wanted
+        assert np.array_equal(stored.reshape(-1, *shapes[0])[0], volume(0, shapes[0]))
 
 
 @pytest.mark.parametrize(
