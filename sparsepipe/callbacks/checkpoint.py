@@ -41,7 +41,8 @@ class RunCheckpoint(Checkpoint):
 
     Args:
         directory: the run's directory.
-        monitor: name of the metric for ``best.ckpt``; None: ``val/accuracy``, if it is logged.
+        monitor: name of the metric for ``best.ckpt``; None: ``val/mean_iou`` if it is logged, as
+            with labels of voxels or points, else ``val/accuracy``.
         mode: ``max`` or ``min``: whether the highest or the lowest value is best.
         resume: where this run resumes; None: it starts anew.
         record: plain values that describe what is trained, stored in every checkpoint.
@@ -99,6 +100,10 @@ class RunCheckpoint(Checkpoint):
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        wanted = "val/mean_iou"
+        is_new = wanted in trainer.callback_metrics and self.monitor != wanted
+        if is_new and not self._is_monitor_given:
+            self.monitor, self.best = wanted, None  # older versions went on with val/accuracy
         value = trainer.callback_metrics.get(self.monitor)
         every = trainer.check_val_every_n_epoch
         due = every is None or (trainer.current_epoch + 1) % every == 0
@@ -199,6 +204,7 @@ class RunCheckpoint(Checkpoint):
             "batches": batches,
             "steps": steps,
             "best": self.best,
+            "monitor": self.monitor,
             "metrics": self._metrics,
             "randomness": process_group.gather_objects(get_randomness()),
             "loaders": process_group.gather_objects(self._loader_states),
@@ -209,6 +215,7 @@ class RunCheckpoint(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         best = state_dict["best"]  # NaN in files of older versions, which nothing would exceed
         self.best = best if best is not None and math.isfinite(best) else None
+        self.monitor = state_dict.get("monitor", self.monitor)
 
 
 _LOGGED = ("strategy", "bottleneck_s", "bottleneck", "dp_s", "stage_times_s", "transfer_times_s")

@@ -87,8 +87,7 @@ def build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningMod
     if spec.loss != Loss() and not isinstance(model, nn.Sequential):
         raise ConfigError(
             f"loss is set, but a {type(model).__name__} has a loss of its own",
-            remedy="leave loss.class_weights and loss.lovasz at their defaults, or choose a plain "
-            "network",
+            remedy="leave the settings of loss at their defaults, or choose a plain network",
         )
     return model if isinstance(model, pl.LightningModule) else _wrapped(model, spec, given, data)
 
@@ -109,6 +108,15 @@ def _wrapped(
             "label_smoothing": spec.optim.label_smoothing,
             **_loss_settings(spec, data),
         }
+        if (patch := getattr(data, "patch", None)) is not None:
+            parallel = spec.parallel
+            if not (parallel.strategy is None or parallel.is_data_parallel) or parallel.splits:
+                raise ConfigError(
+                    "data.patch cannot be combined with a pipeline or with a grid of ranks, which "
+                    "would compute the windows of a volume one by one",
+                    remedy="leave data.patch out, or choose parallel=single or parallel=dp",
+                )
+            arguments["window"] = list(patch)
         module, network = Classifier(model, **built, **arguments), "layers"
     else:
         raise ConfigError(
@@ -132,7 +140,7 @@ def _loss_settings(spec: RunSpec, data: pl.LightningDataModule) -> dict[str, Any
     weight of a label is 1; a class without labels has the weight 0.
     """
     given = spec.loss.class_weights
-    found = {"class_weights": given, "lovasz": spec.loss.lovasz}
+    found = {"class_weights": given, "lovasz": spec.loss.lovasz, "dice": spec.loss.dice}
     if given == "balanced":
         if (counts_of := getattr(data, "class_counts", None)) is None:
             raise ConfigError(

@@ -57,6 +57,7 @@ _RESOLVER = re.compile(r"\$\{[^}]*[:$]")
 _SAMPLES = (
     *("batch_size", "strict", "val_share", "seed", "sampling_seed", "augment", "source", "split"),
     *("group", "crop_points", "crop_size", "crops_per_scene"),
+    *("patches_per_volume", "batches_per_epoch", "balance"),
     "evaluated",  # of data of several domains
 )
 """Keys of data that decide which samples are read, and how many at a time, but not how a sample is

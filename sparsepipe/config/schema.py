@@ -195,11 +195,12 @@ class Optim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Weights of classes, and the Lovász term, in the loss that a plain network minimises."""
+    """Weights of classes, and further terms, in the loss that a plain network minimises."""
 
     __pydantic_config__ = _FIXED
     class_weights: Literal["balanced"] | list[Annotated[float, Field(ge=0)]] | None = None
     lovasz: Annotated[float, Field(ge=0)] = 0.0
+    dice: Annotated[float, Field(ge=0)] = 0.0
 
 
 KeptCheckpoints = Literal["best", "last", "both", "none"]

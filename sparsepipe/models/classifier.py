@@ -16,8 +16,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparsepipe import sparse
 from sparsepipe.errors import ConfigError
+from sparsepipe.models.cases import CaseScores, mean_dice
 from sparsepipe.models.chain import check_input, input_kind
-from sparsepipe.models.losses import lovasz_softmax, mean_loss
+from sparsepipe.models.losses import lovasz_softmax, mean_loss, soft_dice
 from sparsepipe.models.metrics import (
     COUNTED,
     Accuracy,
@@ -28,6 +29,7 @@ from sparsepipe.models.metrics import (
     ious_of,
     predictions_of,
 )
+from sparsepipe.models.windows import Windows
 from sparsepipe.utils.arguments import checked
 from sparsepipe.utils.extensions import build_trusted
 
@@ -147,10 +149,12 @@ class Classifier(Optimised):
     Logged: ``train/loss_step`` and ``train/accuracy_step`` per step; per epoch ``train/loss``,
     ``train/accuracy_epoch``, ``val/loss``, ``val/accuracy``, ``test/loss``, ``test/accuracy`` and
     ``test/class_accuracy``, the mean accuracy of the classes. Losses are plain cross-entropies in
-    nats; ``train/objective`` is the minimised loss where smoothing, weights or Lovász-Softmax make
+    nats; ``train/objective`` is the minimised loss where smoothing, weights or further terms make
     it differ. Accuracies are top-1 shares in [0, 1]. With labels of voxels or points, all these
     count voxels or points, and ``val/class_accuracy``, ``val/mean_iou``, ``test/mean_iou`` and
-    ``test/iou/<class>`` are added, each over the whole split.
+    ``test/iou/<class>`` are added, each over the whole split. With ``test_cases``, so are
+    ``test/dice/<class>``, the mean Dice coefficient over the cases, and ``test/mean_dice``, the
+    mean over the cases of that over all classes but the first.
 
     A run's checkpoints contain the arguments as hyperparameters, so that ``load_from_checkpoint``
     can rebuild the network, from classes and functions of SparsePipe and PyTorch only (see
@@ -159,12 +163,17 @@ class Classifier(Optimised):
     Args:
         layers: the network, which maps the input to logits [B, K], [B, K, X, Y, Z] of each voxel,
             or a ``SparseTensor`` [N, K] on the sites of the input; or a mapping with ``_target_``
-            that describes it.
+            that describes it. In training it may return a tuple of logits (deep supervision):
+            metrics are those of the first, and the minimised loss is a weighted mean over all, each
+            of which has half the weight of the one before.
         num_classes: number of classes, K.
         optimizer: see :class:`Optimised`, also for ``schedule``.
         label_smoothing: share of the target spread evenly over the classes in training.
         class_weights: K weights of the classes in the minimised cross-entropy; None: all 1.
         lovasz: factor of the Lovász-Softmax loss, which is added to the cross-entropy.
+        dice: factor of :func:`sparsepipe.models.losses.soft_dice`, which is added to it too.
+        window: sizes of the samples in training; in evaluation, dense samples of other sizes are
+            computed by overlapping :class:`sparsepipe.models.windows.Windows`. None: as a whole.
         class_names: K names, for reports; None: the numbers from 0.
 
     Attributes:
@@ -173,6 +182,9 @@ class Classifier(Optimised):
         counted: what the last test has counted: ``shapes`` (samples), ``voxels`` or ``points``.
         test_predictions: ``index``, ``label``, ``prediction`` and ``probability``, each [S], of the
             S samples of the last test on all ranks; None before, and for voxels and points.
+        test_cases: ``index`` [S] and ``dice``, ``iou`` and ``surface_mm``, each [S, K], of the
+            S samples of the last test on all ranks (:class:`sparsepipe.models.cases.CaseScores`),
+            for batches with labels of voxels and their ``spacing`` [B, D] in mm; otherwise None.
     """
 
     def __init__(
@@ -185,6 +197,8 @@ class Classifier(Optimised):
         label_smoothing: float = 0.0,
         class_weights: Sequence[float] | None = None,
         lovasz: float = 0.0,
+        dice: float = 0.0,
+        window: Sequence[int] | None = None,
         class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(optimizer, schedule)
@@ -197,7 +211,8 @@ class Classifier(Optimised):
         self._taken = input_kind(self.layers)
         self.num_classes = num_classes
         self.class_names = tuple(class_names or map(str, range(num_classes)))
-        self.label_smoothing, self.lovasz = label_smoothing, lovasz
+        self.label_smoothing, self.lovasz, self.dice = label_smoothing, lovasz, dice
+        self.windows = None if window is None else Windows(tuple(window))
         weights_K = None if class_weights is None else torch.tensor(class_weights).double()
         if weights_K is not None and len(weights_K) != num_classes:
             raise ConfigError(
@@ -215,6 +230,8 @@ class Classifier(Optimised):
         self.test_confusion: Tensor | None = None
         self.counted = COUNTED[0]
         self.test_predictions: dict[str, Tensor] | None = None
+        self.cases = CaseScores()
+        self.test_cases: dict[str, Tensor] | None = None
 
     def forward(self, x: Any) -> Any:
         """Returns what ``layers`` make of the ``input`` of a batch: logits."""
@@ -223,19 +240,23 @@ class Classifier(Optimised):
             check_input(given, self._taken)
             dtype = next((p.dtype for p in self.layers.parameters()), x.dtype)
             x = x.to(dtype) if x.dtype.is_floating_point else x
+            windows = None if self.training or not isinstance(x, Tensor) else self.windows
+            if windows is not None and tuple(x.shape[2:]) != windows.size:
+                return windows(self.layers, x)
         return self.layers(x)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> STEP_OUTPUT:
-        logits_BK, label_B = self._logits_and_labels(batch)
+        logits_BK, label_B, *lower = self._logits_and_labels(batch)
         loss, total = mean_loss(logits_BK, label_B)
         objective, weight, size = loss, total, int(total)
-        if self.label_smoothing or self.class_weights_K is not None:
-            smoothing, weights_K = self.label_smoothing, self.class_weights_K
-            objective, weight = mean_loss(
-                logits_BK, label_B, class_weights_K=weights_K, label_smoothing=smoothing
-            )
-        if self.lovasz:
-            objective = objective + self.lovasz * lovasz_softmax(logits_BK, label_B)
+        # Else pipelines find the weight of PyTorch's own loss themselves, unless no label counts.
+        is_own = bool(self.lovasz or self.dice or lower) or self.class_weights_K is not None
+        if is_own or self.label_smoothing:
+            objective, weight = self._objective(logits_BK, label_B)
+        if lower:
+            for depth, each in enumerate(lower, 1):
+                objective = objective + 0.5**depth * self._objective(each, label_B)[0]
+            objective = objective / (2 - 0.5 ** len(lower))
         if objective is not loss:
             self._log_epoch("train/objective", objective.detach(), size, shown=False)
         self.train_accuracy(logits_BK, label_B)
@@ -250,13 +271,12 @@ class Classifier(Optimised):
             on_epoch=True,
             batch_size=size,
         )
-        # By its weight, a microbatch has its part in the loss of a minibatch; pipelines find that
-        # of PyTorch's own loss themselves, unless no label counts.
-        is_own = label_B.dtype.is_floating_point or self.lovasz or self.class_weights_K is not None
-        return {"loss": objective, "weight": weight} if is_own or not size else objective
+        # By its weight, a microbatch has its part in the loss of a minibatch.
+        is_own = is_own or label_B.dtype.is_floating_point or not size
+        return {"loss": objective, "weight": weight} if is_own else objective
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        logits_BK, label_B = self._logits_and_labels(batch)
+        logits_BK, label_B, *_ = self._logits_and_labels(batch)
         loss, total = mean_loss(logits_BK, label_B)
         size = int(total)
         self.val_accuracy(logits_BK, label_B)
@@ -269,12 +289,14 @@ class Classifier(Optimised):
             self._log_epoch("val/class_accuracy", self.val_class_accuracy, size)
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        logits_BK, label_B = self._logits_and_labels(batch)
+        logits_BK, label_B, *_ = self._logits_and_labels(batch)
         loss, total = mean_loss(logits_BK, label_B)
         self._log_epoch("test/loss", loss, int(total))
         self.confusion.update(logits_BK, label_B)
         if label_B.dim() == 1 and "index" in batch:
             self.predictions.update(batch, logits_BK)
+        elif "spacing" in batch and isinstance(batch["label"], Tensor):
+            self.cases.update(batch, logits_BK)
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
         logits_BK = self(batch["input"])
@@ -289,6 +311,7 @@ class Classifier(Optimised):
     def on_test_epoch_start(self) -> None:
         self.confusion.reset()
         self.predictions.reset()
+        self.cases.reset()
 
     def on_test_epoch_end(self) -> None:
         counts_KK = self.confusion.compute()
@@ -299,7 +322,8 @@ class Classifier(Optimised):
         hits_K, shapes_K = counts_KK.diagonal(), counts_KK.sum(dim=1)
         present = shapes_K > 0
         class_accuracy_K = hits_K[present] / shapes_K[present]
-        # The counts already include all ranks, so no synchronisation is needed.
+        self.test_cases = self.cases.compute() if self.cases.update_called else None
+        # All these already include all ranks, so no synchronisation is needed.
         self.log("test/accuracy", hits_K.sum() / shapes_K.sum(), prog_bar=True)
         self.log("test/class_accuracy", class_accuracy_K.mean())
         if self.counted != "shapes":
@@ -308,10 +332,31 @@ class Classifier(Optimised):
             for name, iou in zip(self.class_names, iou_K, strict=True):
                 if not iou.isnan():
                     self.log(f"test/iou/{name}", iou)
+        if self.test_cases is not None:
+            for name, dice in zip(
+                self.class_names, self.test_cases["dice"].nanmean(0), strict=True
+            ):
+                if not dice.isnan():
+                    self.log(f"test/dice/{name}", dice)
+            self.log("test/mean_dice", mean_dice(self.test_cases["dice"]).nanmean(), prog_bar=True)
 
-    def _logits_and_labels(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        logits, label = self(batch["input"]), batch["label"]
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    def _objective(self, logits: Tensor, label: Tensor) -> tuple[Tensor, float]:
+        """Returns the minimised loss of logits, and the weight of its cross-entropy."""
+        smoothing, weights_K = self.label_smoothing, self.class_weights_K
+        loss, weight = mean_loss(
+            logits, label, class_weights_K=weights_K, label_smoothing=smoothing
+        )
+        if self.lovasz:
+            loss = loss + self.lovasz * lovasz_softmax(logits, label)
+        if self.dice:
+            loss = loss + self.dice * soft_dice(logits, label)
+        return loss, weight
+
+    def _logits_and_labels(self, batch: dict[str, Any]) -> tuple[Tensor, ...]:
+        """Returns the logits of a batch, its labels, and logits of deep supervision, if any."""
+        found, label = self(batch["input"]), batch["label"]
+        found = found if isinstance(found, tuple) else (found,)
+        logits, *lower = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in found)
         if isinstance(label, sparse.SparseTensor):
             is_alike = isinstance(logits, sparse.SparseTensor) and len(logits) == len(label)
             # A pipeline's last stage has no coordinates of labels that share those of the input.
@@ -335,7 +380,7 @@ class Classifier(Optimised):
                 remedy=f"choose model.head={head}, another network whose logits fit the labels, or "
                 "data with other labels (data.labels)",
             )
-        return logits, label
+        return logits, label, *lower
 
     def _log_epoch(self, name: str, value: Any, size: int, *, shown: bool = True) -> None:
         self.log(

@@ -72,3 +72,28 @@ def lovasz_softmax(logits: Tensor, label: Tensor) -> Tensor:
     losses_K = (errors_KM * steps_KM).sum(1)
     occurs_K = of_class_K1.squeeze(1) > 0
     return torch.where(occurs_K, losses_K, 0).sum() / occurs_K.sum().clamp(min=1)
+
+
+def soft_dice(logits: Tensor, label: Tensor) -> Tensor:
+    """Returns 1 minus the soft Dice coefficient of the batch, the mean over the classes that occur,
+    background included; 0 without labels.
+
+    A class of which label and probabilities add up to G and P, and their products to I, has the
+    coefficient 2 I / (G + P), each summed over all labels of the batch.
+
+    Sources: Milletari, Navab and Ahmadi, "V-Net" (3DV 2016), section 3, whose P sums squares; and
+    Isensee et al., "nnU-Net" (2021), methods, "Training schedule", whose sums these are.
+    """
+    if label.dtype.is_floating_point:
+        own, seen = label, label.sum(1, keepdim=True)
+    else:
+        each_K = torch.arange(logits.shape[1], device=logits.device)
+        own = label.unsqueeze(1) == each_K.view(1, -1, *[1] * (logits.dim() - 2))
+        seen = label.unsqueeze(1) != IGNORED
+    others, shares = [0, *range(2, logits.dim())], logits.softmax(1)
+    of_class_K = own.sum(others)
+    both_K = of_class_K + (shares * seen).sum(others)
+    # At least 1 for classes that occur; the others are left out.
+    losses_K = 1 - 2 * (shares * own).sum(others) / both_K.clamp(min=1)
+    occurs_K = of_class_K > 0
+    return torch.where(occurs_K, losses_K, 0).sum() / occurs_K.sum().clamp(min=1)

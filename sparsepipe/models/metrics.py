@@ -9,6 +9,7 @@ torchmetrics needs.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -100,32 +101,39 @@ class ClassAccuracy(Confusion):
         return (counts.diagonal() / counts.sum(1)).nanmean()
 
 
-class Predictions(Metric):
-    """Predicted class of each sample, with its probability and the sample's label and index."""
+class PerSample(Metric):
+    """Values of single samples, of which :attr:`names` has the names; ``index`` is the first."""
 
     full_state_update = False
+    names: ClassVar[tuple[str, ...]]
 
     def __init__(self) -> None:
         super().__init__()
-        for name in _OF_SAMPLE:
+        for name in self.names:
             self.add_state(name, [], dist_reduce_fx="cat")
 
-    def update(self, batch: Mapping[str, Tensor], logits: Tensor) -> None:
-        for name, value in predictions_of(batch, logits).items():
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
             getattr(self, name).append(value)
 
     def compute(self) -> dict[str, Tensor]:
-        """Returns ``index``, ``label``, ``prediction`` and ``probability``, each [S], of S samples,
-        sorted by index; a sample that several ranks have seen appears once.
+        """Returns the values of all names, each [S, ...], of S samples, sorted by index; a sample
+        that several ranks have seen appears once.
         """
-        found = {name: dim_zero_cat(getattr(self, name)) for name in _OF_SAMPLE}
+        found = {name: dim_zero_cat(getattr(self, name)) for name in self.names}
         # The first entry of each index.
         _, places_S = np.unique(found["index"].cpu().numpy(), return_index=True)
         chosen_S = torch.from_numpy(places_S)
         return {name: value.cpu()[chosen_S] for name, value in found.items()}
 
 
-_OF_SAMPLE = ("index", "label", "prediction", "probability")
+class Predictions(PerSample):
+    """Predicted class of each sample, with its probability and the sample's label and index."""
+
+    names = ("index", "label", "prediction", "probability")
+
+    def update(self, batch: Mapping[str, Tensor], logits: Tensor) -> None:
+        self.add(predictions_of(batch, logits))
 
 
 def predictions_of(batch: Mapping[str, Tensor], logits_BK: Tensor) -> dict[str, Tensor]:

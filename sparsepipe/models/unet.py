@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sparsepipe.models.chain import (
     ChainBlock,
@@ -28,15 +29,26 @@ _CHANNELS = 32
 
 
 class Up(nn.Module):
-    """Doubles a tensor's resolution, concatenates the tensor kept last, and convolves the two."""
+    """Doubles a tensor's resolution, concatenates the tensor kept last, and convolves the two.
 
-    def __init__(self, in_channels: int, skip_channels: int, *, checkpointing: bool) -> None:
+    With ``num_classes``, it computes logits in training, which it keeps before all other tensors.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        skip_channels: int,
+        *,
+        checkpointing: bool,
+        num_classes: int | None = None,
+    ) -> None:
         super().__init__()
         self.up = nn.ConvTranspose3d(in_channels, in_channels, 2, stride=2, bias=False)
         self.block = nn.Sequential(
             *convolved(3, in_channels + skip_channels, skip_channels),
             *convolved(3, skip_channels, skip_channels),
         )
+        self.score = nn.Conv3d(skip_channels, num_classes, 1) if num_classes else None
         self.checkpointing = checkpointing
 
     def forward(self, input: Value) -> Value:
@@ -52,7 +64,19 @@ class Up(nn.Module):
         result = (
             recomputed(self, merged, value, skip) if self.checkpointing else merged(value, skip)
         )
-        return joined(result, kept[:-1])
+        kept = kept[:-1]
+        if self.score is not None and self.training:
+            kept = (self.score(result), *kept)
+        return joined(result, kept)
+
+
+class AtFullSize(nn.Module):
+    """Interpolates all kept tensors, logits of lower resolutions, to the size of the first."""
+
+    def forward(self, input: Value) -> Value:
+        value, kept = parted(input)
+        size = list(value.shape[2:])
+        return joined(value, tuple(F.interpolate(k, size, mode="trilinear") for k in kept))
 
 
 def unet3d(
@@ -63,6 +87,7 @@ def unet3d(
     levels: int = 4,
     width: float = 1.0,
     dropout: float = 0.0,
+    deep_supervision: bool = False,
     checkpointing: bool = False,
 ) -> nn.Sequential:
     """3D U-Net from [B, in_channels, D, H, W] to logits [B, num_classes, D, H, W], or for
@@ -70,9 +95,16 @@ def unet3d(
 
     D, H and W must be at least ``2 ** (levels - 1)``. ``levels``, the number of resolutions, is at
     least 2; other arguments are those of :func:`sparsepipe.models.cnn.cnn_nd`.
+
+    With ``deep_supervision``, the result in training is a tuple of logits: those of the last layer,
+    then those of the decoder's lower resolutions, the finer first, interpolated to [D, H, W].
+    The lowest resolution, below the decoder, has none. Sources: Lee, Xie, Gallagher, Zhang and Tu,
+    "Deeply-Supervised Nets" (AISTATS 2015); Isensee et al., "nnU-Net" (2021), methods.
     """
     check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout, head=head)
     require(levels >= 2, "levels", levels, "2 or more")
+    supervises = "true needs head=segmentation"
+    require(not deep_supervision or head == "segmentation", "deep_supervision", True, supervises)
     entries: list[nn.Module] = []
     channels, skips = in_channels, []
     for level in range(levels):
@@ -90,9 +122,14 @@ def unet3d(
         )
         skips.append(second)
         channels = second
-    for skip_channels in reversed(skips[:-1]):
-        entries.append(Up(channels, skip_channels, checkpointing=checkpointing))
+    for level, skip_channels in reversed(list(enumerate(skips[:-1]))):
+        scored = num_classes if deep_supervision and level else None
+        up = Up(channels, skip_channels, checkpointing=checkpointing, num_classes=scored)
+        entries.append(up)
         channels = skip_channels
+    if deep_supervision:
+        last = ChainBlock(nn.Dropout(dropout), nn.Conv3d(channels, num_classes, 1))
+        return nn.Sequential(*entries, last, AtFullSize())
     if head == "segmentation":
         return nn.Sequential(*entries, nn.Dropout(dropout), nn.Conv3d(channels, num_classes, 1))
     return nn.Sequential(*entries, *head_entries(head, 3, channels, num_classes, dropout=dropout))

@@ -42,6 +42,10 @@ class Shard(Tensor):
 
     rules: ClassVar[dict[Any, FunctionRule]] = {}
 
+    def full_tensor(self) -> Tensor:
+        """Gathers the whole on every rank, as a DTensor's method does; see :func:`gathered`."""
+        return gathered(self)
+
     @classmethod
     def __torch_function__(
         cls,

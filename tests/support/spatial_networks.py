@@ -91,6 +91,11 @@ def error_with_empty_shards(rank: int) -> float:
     return _of_network(Case("block", (3,), make, "classification", True), Grid((2,)))
 
 
+def error_with_deep_supervision(rank: int) -> float:
+    make = partial(models.unet3d, width=0.1, levels=3, dropout=0.3, deep_supervision=True)
+    return _of_step(Case("unet3d", (6, 5, 9), make, "segmentation", True), Grid(GRIDS[2][3]))
+
+
 def _made(case: Case) -> tuple[nn.Sequential, nn.Sequential]:
     torch.manual_seed(0)
     net = case.make(CLASSES, head=case.head, checkpointing=case.checkpointing).double()
@@ -133,6 +138,9 @@ def _of_step(case: Case, grid: Grid) -> float:
     if label_size:
         batch["label"][torch.rand(2, *label_size) < 0.1] = -100
     shards = {name: _cut(grid, each, len(case.size)) for name, each in batch.items()}
+    if label_size:
+        batch["spacing"] = torch.tensor([[0.5, 2.0, 1.5][: len(case.size)]] * 2)
+        shards["spacing"] = batch["spacing"]
     spatialize(net.layers, grid)
     pairs = []
     for module, given in ((net, shards), (alone, batch)):
@@ -149,6 +157,10 @@ def _of_step(case: Case, grid: Grid) -> float:
         values = [loss, *(metric.compute().double() for metric in metrics)]
         if label_size:
             values += [module.val_iou.compute(), predicted["prediction"], predicted["probability"]]
+            values += [each.nan_to_num() for each in module.cases.compute().values()]
+            slices = [each for shown in module.cases.shown for each in shown["slices"]]
+            names = ("image", "label", "prediction")
+            values += [torch.from_numpy(each[name]) for each in slices for name in names]
         else:
             values.append(predicted["probability"])
         pairs.append([_whole(grid, each.detach()) for each in values])
@@ -157,10 +169,11 @@ def _of_step(case: Case, grid: Grid) -> float:
 
 def _classifier(layers: nn.Sequential) -> Classifier:
     optimizer = partial(torch.optim.SGD, lr=0.1)
-    loss = {"label_smoothing": 0.1, "class_weights": (0.5, 2.0, 1.0), "lovasz": 0.7}
+    loss = {"label_smoothing": 0.1, "class_weights": (0.5, 2.0, 1.0), "lovasz": 0.7, "dice": 0.4}
     module = Classifier(layers, num_classes=CLASSES, optimizer=optimizer, **loss)
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
-    for metric in (module.train_accuracy, module.val_accuracy, module.val_iou, module.confusion):
+    metrics = module.train_accuracy, module.val_accuracy, module.val_iou, module.confusion
+    for metric in (*metrics, module.cases):
         metric.sync_on_compute = False  # each rank counts the whole
     return module
 

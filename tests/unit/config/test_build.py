@@ -11,6 +11,7 @@ import pytest
 
 from sparsepipe.config.build import build_data, build_module, refuse_further_outputs
 from sparsepipe.errors import ConfigError
+from sparsepipe.models.windows import Windows
 from tests.support.command_line import composed
 
 FEW = ("data.source.train_samples=2", "data.source.test_samples=1", "data.source.sizes=[8,8,8]")
@@ -83,3 +84,15 @@ def test_a_module_with_a_loss_of_its_own_takes_no_settings_of_another() -> None:
     data: Any = SimpleNamespace(classes=("a", "b"), domains=("one", "two"))
     with pytest.raises(ConfigError, match="has a loss of its own"):
         build_module(composed("model=dsn_2d", "data=digit_domains", "loss.lovasz=1"), data)
+
+
+def test_patches_are_windows_in_evaluation_except_where_ranks_share_a_network_or_samples() -> None:
+    data: Any = SimpleNamespace(classes=("a", "b"), patch=(8, 6, 4))
+    given = ("data=volumes", "model=unet3d", "model.width=0.1", "data.labels=voxel")
+    for parallel in ("single", "dp"):
+        module: Any = build_module(composed(*given, f"parallel={parallel}"), data)
+        assert module.windows == Windows((8, 6, 4))
+        assert module.hparams["window"] == [8, 6, 4]
+    for parallel in ("spatial", "pipeline", "sync_1f1b", "hete_mp"):
+        with pytest.raises(ConfigError, match=r"data\.patch cannot be combined"):
+            build_module(composed(*given, f"parallel={parallel}"), data)

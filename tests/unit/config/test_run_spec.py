@@ -57,7 +57,7 @@ def test_groups_that_a_run_does_not_use_are_part_of_its_identity() -> None:
     "key",
     [
         *("checkpoint_strict=false", "task.test_weights=last", "data.source.fill=0.0"),
-        *("trainer.matmul_precision=highest", "loss.lovasz=1.0"),
+        *("trainer.matmul_precision=highest", "loss.lovasz=1.0", "data.patch=[8,8,8]"),
     ],
 )
 def test_runs_of_versions_without_a_key_keep_their_identity(key: str) -> None:
@@ -71,6 +71,28 @@ def test_runs_of_versions_without_a_key_keep_their_identity(key: str) -> None:
     changed = composed("data=volume_files", key)
     name, _, value = key.partition("=")
     assert changed.identity() == {**spec.identity(), name: yaml.safe_load(value)}
+
+
+PATCHES = ("patch", "patches_per_volume", "batches_per_epoch", "balance")
+PREPARATION = ("orientation", "spacing", "intensity", "channels")
+
+
+@pytest.mark.parametrize("data", ["volumes", "images", "signals", "volume_files"])
+def test_runs_before_patches_keep_their_identity(data: str) -> None:
+    spec = composed(f"data={data}")
+    values = spec.to_dict()
+    for key in PATCHES:
+        del values["data"][key]
+    for key in PREPARATION if data == "volume_files" else ():
+        del values["data"]["source"][key]
+    assert RunSpec.from_dict(values).identity() == spec.identity()
+
+
+def test_predictions_before_label_volumes_keep_their_identity() -> None:
+    spec = composed("task=predict")
+    values = spec.to_dict()
+    del values["task"]["overlap"], values["task"]["probabilities"]
+    assert RunSpec.from_dict(values).identity() == spec.identity()
 
 
 def test_it_is_read_from_a_run_directory(tmp_path: Path) -> None:

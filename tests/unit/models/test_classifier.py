@@ -10,10 +10,14 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+from sparsepipe import models
 from sparsepipe.errors import ConfigError
 from sparsepipe.models import Classifier, LRSchedule
+from sparsepipe.models.losses import soft_dice
+from sparsepipe.models.windows import Windows
 from sparsepipe.sparse import (
     BatchNorm,
     Conv3d,
@@ -384,3 +388,67 @@ def test_a_plateau_without_a_validation_is_refused(tmp_path) -> None:
         rates(tmp_path, plateau(), validated=False)
     with pytest.raises(ConfigError, match="of the type int"):
         classifier(schedule=3)
+
+
+def volumes(*sizes: int, count: int = 3) -> DataLoader:
+    """Volumes one at a time, with labels of voxels and their spacing in mm."""
+    generator = torch.Generator().manual_seed(sum(sizes))
+    batches = [
+        {
+            "input": torch.randn(1, 1, *sizes, generator=generator),
+            "label": torch.randint(3, (1, *sizes), generator=generator),
+            "index": torch.tensor([number]),
+            "spacing": torch.tensor([[1.0, 2.0, 3.0]]),
+        }
+        for number in range(count)
+    ]
+    return DataLoader(batches, batch_size=None)
+
+
+def labelling(**settings) -> Classifier:
+    torch.manual_seed(0)
+    layers = models.unet3d(3, width=0.1, levels=2, deep_supervision=True)
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    return Classifier(layers, num_classes=3, optimizer=optimizer, **settings)
+
+
+def test_volumes_are_evaluated_by_windows_of_the_patches_size(tmp_path) -> None:
+    module = labelling(window=(6, 8, 4), dice=1.0)
+    run = trainer(tmp_path, max_epochs=1)
+    large = volumes(9, 10, 11)
+    run.fit(module, volumes(6, 8, 4), large)
+    assert 0 <= run.callback_metrics["val/mean_iou"] <= 1
+    logged = run.test(module, large, verbose=False)[0]
+    module.eval()
+    batches, windows = [*large], Windows((6, 8, 4))
+    with torch.no_grad():
+        logits = [windows(module.layers, each["input"]) for each in batches]
+        torch.testing.assert_close(module(batches[0]["input"]), logits[0], rtol=0, atol=0)
+        patch = batches[0]["input"][..., :6, :8, :4]
+        torch.testing.assert_close(module(patch), module.layers(patch), rtol=0, atol=0)
+    right = torch.cat([(a.argmax(1) == b["label"]) for a, b in zip(logits, batches, strict=True)])
+    assert logged["test/accuracy"] == pytest.approx(right.float().mean().item())
+    cases = module.test_cases
+    assert [*cases] == ["index", "dice", "iou", "surface"]
+    assert cases["index"].tolist() == [0, 1, 2]
+    assert logged["test/mean_dice"] == pytest.approx(cases["dice"][:, 1:].mean().item())
+    assert (module.test_predictions, module.counted) == (None, "voxels")
+
+
+def test_the_objective_is_the_weighted_mean_over_all_resolutions() -> None:
+    """Of cross-entropy and soft Dice; all else is that of the main logits."""
+    module = labelling(dice=0.5, class_weights=[1.0, 2.0, 3.0])
+    logged = {}
+    module.log = lambda name, value, **_: logged.update({name: value})
+    (batch,) = volumes(5, 6, 7, count=1)
+    given = [torch.randn(1, 3, 5, 6, 7, requires_grad=True) for _ in range(3)]
+    module.forward = lambda _: tuple(given)
+    found = module.training_step(batch, 0)["loss"]
+    label, weights = batch["label"], torch.tensor([1.0, 2.0, 3.0])
+    losses = [F.cross_entropy(a, label, weights) + 0.5 * soft_dice(a, label) for a in given]
+    expected = (losses[0] + losses[1] / 2 + losses[2] / 4) / 1.75
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(logged["train/objective"], expected.detach())
+    torch.testing.assert_close(logged["train/loss"], F.cross_entropy(given[0], label).detach())
+    share = (given[0].argmax(1) == label).float().mean()
+    torch.testing.assert_close(module.train_accuracy.compute(), share)

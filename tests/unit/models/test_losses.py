@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.models import Classifier
-from sparsepipe.models.losses import lovasz_softmax, mean_loss
+from sparsepipe.models.losses import lovasz_softmax, mean_loss, soft_dice
 from sparsepipe.models.metrics import IGNORED
 from sparsepipe.sparse import Conv3d, ReLU, SparseTensor, sparse_collate
 from sparsepipe.strategies import SynchronousPipelineStrategy
@@ -84,13 +84,46 @@ def test_lovasz_of_counts_is_that_of_the_points_by_its_definition(seed) -> None:
         )
 
 
+def dice_by_points(shares_PK: Tensor, labels_P: Tensor) -> Tensor:
+    """The mean over the classes that occur, one after the other."""
+    shares_PK, labels_P = shares_PK[labels_P != IGNORED], labels_P[labels_P != IGNORED]
+    losses = []
+    for k in labels_P.unique():
+        truth_P = (labels_P == k).double()
+        both = (truth_P * shares_PK[:, k]).sum()
+        losses.append(1 - 2 * both / (truth_P.sum() + shares_PK[:, k].sum()))
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_dice_of_counts_and_of_voxels_is_that_of_the_points(seed) -> None:
+    scene = points_in_voxels(seed)
+    logits_NK = scene.logits_NK.requires_grad_()
+    logits_PK = logits_NK[scene.rows_P]
+    expected = dice_by_points(logits_PK.softmax(1), scene.labels_P)
+    as_voxels = logits_PK.T[None], scene.labels_P[None]
+    given = ((logits_NK, scene.counts_NK), as_voxels, (logits_PK, scene.labels_P))
+    for found in (soft_dice(*each) for each in given):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(
+            gradient(found, logits_NK), gradient(expected, logits_NK), rtol=1e-10, atol=1e-13
+        )
+
+
+def test_a_perfect_prediction_has_no_dice_loss_and_a_wrong_one_all_of_it() -> None:
+    label = torch.tensor([[0, 1, 1, IGNORED]])
+    logits = 100.0 * F.one_hot(label.clamp(min=0), 3).movedim(-1, 1)
+    assert soft_dice(logits, label).item() == pytest.approx(0)
+    assert soft_dice(logits.roll(1, 1), label).item() == pytest.approx(1)
+
+
 def test_without_labels_losses_are_zero_and_have_gradients() -> None:
     logits_NK = torch.randn(3, CLASSES, requires_grad=True)
     for label in (torch.zeros(3, CLASSES), torch.full((3, 1), IGNORED)):
         logits = logits_NK if label.is_floating_point() else logits_NK[:, :, None]
         loss, total = mean_loss(logits, label)
         assert (loss.item(), total) == (0, 0)
-        loss = loss + lovasz_softmax(logits, label)
+        loss = loss + lovasz_softmax(logits, label) + soft_dice(logits, label)
         assert not gradient(loss, logits_NK).any()
         assert loss.item() == 0
 

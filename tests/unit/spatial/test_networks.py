@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support.processes import run_shared
-from tests.support.spatial_networks import cases, error_with_empty_shards, errors
+from tests.support.spatial_networks import (
+    cases,
+    error_with_deep_supervision,
+    error_with_empty_shards,
+    errors,
+)
 
 BOUND = 1e-10
 
@@ -19,6 +24,10 @@ def test_networks_equal_one_process(ranks: int, plain: bool) -> None:
     for found in run_shared(errors, ranks, ranks, plain, limit_s=240):
         assert len(found) == len(list(cases()))
         assert {title: error for title, error in found.items() if not error <= BOUND} == {}
+
+
+def test_deep_supervision_equals_one_process() -> None:
+    assert max(run_shared(error_with_deep_supervision, 2)) <= BOUND
 
 
 def test_ranks_with_empty_shards_compute_again_in_the_order_of_the_others() -> None:
