@@ -40,7 +40,8 @@ def resolve_run(spec: RunSpec) -> ResolvedRun:
     _refuse_settings(spec, task)
     refuse_missing(spec.logger.values())
     run = ResolvedRun.of(task.configured(spec, inventory), inventory)
-    if task.alone and run.ranks > 1:
+    shares = isinstance(task, Predict) and run.spec.parallel.grid is not None
+    if task.alone and run.ranks > 1 and not shares:
         raise ConfigError(
             f"task={task.name} runs as one process, but parallel asks for {run.ranks} ranks",
             remedy="choose parallel=single; task=partition plans for the devices of hardware",

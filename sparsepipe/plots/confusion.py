@@ -47,8 +47,10 @@ def confusion_figure(
     cell_in = float(np.clip(7.0 / num_classes, 0.27, 0.62))
     side_in = max(num_classes * cell_in, 2.0)
     names_in = 0.085 * max(len(name) for name in classes)  # of 9 pt text
+    title = _summary(counts)
+    across_in = max(side_in + 1.3, 0.1 * max(map(len, title.splitlines())))
     figure = style.new_figure(
-        width_in=side_in + names_in + 0.085 * len(f"  ({counts.sum():,})") + 1.3,
+        width_in=names_in + 0.085 * len(f"  ({counts.sum():,})") + across_in,
         height_in=side_in + names_in + 1.1,
     )
     axes = figure.subplots()
@@ -83,7 +85,7 @@ def confusion_figure(
     axes.tick_params(which="minor", length=0)
     for spine in axes.spines.values():
         spine.set_color(style.GREY)
-    axes.set_title(_summary(counts), fontsize=style.TITLE_PT, color=style.INK, loc="left")
+    axes.set_title(title, fontsize=style.TITLE_PT, color=style.INK, loc="left")
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, aspect=30)
     bar.set_label("share of the true class (%)", fontsize=style.LABEL_PT, color=style.INK)
     bar.ax.tick_params(labelsize=style.TICK_PT, color=style.GREY, labelcolor=style.INK)

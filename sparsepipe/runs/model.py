@@ -9,27 +9,33 @@ import dataclasses
 import functools
 import logging
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from sparsepipe.config.finished_run import CLASSES, RECORD, Training, training_of
 from sparsepipe.config.target import Target
-from sparsepipe.data import SceneDataModule, ShapeDataModule
+from sparsepipe.data import SceneDataModule, ShapeDataModule, VolumeDataModule
 from sparsepipe.data.files import FOUND
 from sparsepipe.data.points import FloatArray, IntArray
 from sparsepipe.data.preprocessing import Preprocessing
 from sparsepipe.data.scenes import Scene, ScenePreprocessing
 from sparsepipe.data.scenes.datamodule import collate_scenes
 from sparsepipe.data.scenes.scene import IGNORED, mirrored
+from sparsepipe.data.volumes.formats import check_replaceable, suffix_of, write_volume
+from sparsepipe.data.volumes.geometry import Geometry
+from sparsepipe.data.volumes.preparation import Preparation
 from sparsepipe.errors import CheckpointError, ConfigError, DataError, SparsePipeError
+from sparsepipe.models.windows import Windows
 from sparsepipe.runs.checkpoints import find_checkpoint, load_weights, read_checkpoint
 from sparsepipe.sparse import SparseTensor
 from sparsepipe.utils.files import expanded
@@ -98,8 +104,9 @@ class TrainedNetwork:
             devices=[self._device.index or 0] if on_gpu else 1,
             precision=precision,
         )
-        # Fabric converts the network in place, and calls it as Lightning did in the run's test.
-        self._precise = fabric.setup_module(network)
+        # Converts the network in place, which computes below as Lightning did in the run's test.
+        fabric.setup_module(network)
+        self._precise = fabric.autocast
         parameter = next(network.parameters(), None)
         self._dtype = None if parameter is None else parameter.dtype
 
@@ -107,19 +114,16 @@ class TrainedNetwork:
         return f"{type(self).__name__}(classes={list(self.classes)}, device='{self._device}')"
 
     @torch.inference_mode()
+    def _logits(self, x: Any) -> Tensor:
+        """Returns the logits of the classes, [B, K, ...], or [N, K] of sparse voxels."""
+        with multiplying(self._matmul_precision), self._precise():  # the process is the user's
+            found = self.module(x)
+        logits: Tensor = found.feats if isinstance(found, SparseTensor) else found
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
     def _probabilities(self, x: Any) -> NDArray[np.floating[Any]]:
-        """Returns the probabilities of the classes, [B, K], or [N, K] of voxels."""
-        with multiplying(self._matmul_precision):  # the process is the user's
-            logits = self._precise(x)
-        rows = logits.feats if isinstance(logits, SparseTensor) else logits
-        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-        found: NDArray[np.floating[Any]] = rows.softmax(dim=1).cpu().numpy()
-        if not np.isfinite(found).all():
-            raise CheckpointError(
-                "the network computes numbers that are not finite",
-                remedy="check in metrics.csv whether its training diverged, and train with a lower "
-                "learning rate or another trainer.precision",
-            )
+        found: NDArray[np.floating[Any]] = self._logits(x).softmax(dim=1).cpu().numpy()
+        check_finite(found)
         return found
 
 
@@ -282,11 +286,171 @@ def spread(probabilities_PK: FloatArray, kept_Q: NDArray[np.bool_]) -> PointPred
     return PointPredictions(labels_Q, all_QK)
 
 
+class ReadVolume(NamedTuple):
+    """A prepared volume: its input [C, *sizes], which may be padded with 0 at its ends as in the
+    training, the geometries of prepared volume and file, and the folder of its temporary files.
+    """
+
+    input_C: FloatArray
+    prepared: Geometry
+    given: Geometry
+    folder: Path
+
+
+class VolumeModel(TrainedNetwork):
+    """A trained network that labels the voxels of volumes.
+
+    Attributes:
+        preparation: makes the network's input from files, as in the training's test.
+        patch: sizes of the windows that the network was trained on; None: on whole volumes.
+        sizes: sizes to which its training padded whole volumes; None: with patches.
+        in_channels: number of channels of the network's input; None: unknown.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        classes: Sequence[str],
+        preparation: Preparation,
+        *,
+        patch: Sequence[int] | None = None,
+        sizes: Sequence[int] | None = None,
+        in_channels: int | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(network, classes, **settings)
+        self.preparation, self.in_channels = preparation, in_channels
+        self.patch, self.sizes = patch, sizes
+
+    def predict(
+        self,
+        scan: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        save: str | os.PathLike[str] | None = None,
+        overlap: float = 0.5,
+        flips: bool = False,
+        probabilities: bool = False,
+    ) -> NDArray[Any]:
+        """Predicts the class of every voxel of a scan, or the probabilities of all classes.
+
+        After a training with patches, the network computes overlapping windows of their size, else
+        the whole scan. Beside the scan as stored, only a window is in memory; the rest is in
+        temporary files (``TMPDIR``), from which the returned array is mapped.
+
+        Args:
+            scan: path of the scan; if each channel has a file of its own, their paths in the order
+                of ``data.source.channels``.
+            save: where to write what is returned, in the scan's geometry and format, of which it
+                must have the suffix. An existing file is replaced, unless it belongs to the scan.
+            overlap: share of a window's size by which it overlaps the next one along an axis.
+            flips: whether to take the mean of the logits over all mirror images as well.
+            probabilities: whether to return the probabilities instead of the class numbers.
+
+        Returns:
+            Class numbers [*sizes], or probabilities float32 [K, *sizes], in the voxels of the scan
+            and the order of axes that its format has: x, y, z, but z, y, x in TIFF files.
+
+        Raises:
+            DataError: the scan cannot be prepared, or ``save`` is one of its files, or other data.
+            ConfigError: ``save`` has another suffix than the scan.
+            CheckpointError: the network's output is not finite.
+        """
+        paths = [scan] if isinstance(scan, str | os.PathLike) else scan
+        files = [Path(os.path.expanduser(path)) for path in paths]
+        target = None if save is None else Path(os.path.expanduser(save))
+        if target is not None:
+            if suffix_of(target) != (suffix := suffix_of(files[0])):
+                raise ConfigError(
+                    f"{target} would have another format than {files[0]}",
+                    remedy=f"give save= a name that ends with {suffix}",
+                )
+            check_replaceable(target, inputs=files)
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            volume = self.read(files, Path(folder))
+            logits_K = self.logits(volume, overlap=overlap, flips=flips)
+            labels, probabilities_K = self.restored(logits_K, volume, probabilities=probabilities)
+            values = labels if probabilities_K is None else probabilities_K
+            if target is not None:
+                axis = self.preparation.channel_axis
+                write_volume(target, values, like=files[0], channel_axis=axis)
+            return values
+
+    def read(self, files: Sequence[Path], folder: Path) -> ReadVolume:
+        """Prepares the files of a volume as in the training's test."""
+        path = folder / "input.npy"
+
+        def new(shape: tuple[int, ...]) -> FloatArray:
+            channels, *sizes = shape
+            padded = self.sizes or sizes
+            if len(sizes) != len(self.patch or padded) or channels != (
+                self.in_channels or channels
+            ):
+                raise DataError(
+                    f"{files[0]} has {len(sizes)} axes and {channels} channels, unlike the scans "
+                    "of the training",
+                    remedy="give all files of a case, in the order of data.source.channels, or "
+                    "leave it out",
+                )
+            whole = (channels, *map(max, sizes, padded))
+            input_C: FloatArray = open_memmap(path, "w+", np.float32, whole)
+            return input_C[:, *map(slice, sizes)]
+
+        _, prepared, given = self.preparation.read(files, new=new)
+        return ReadVolume(np.load(path, mmap_mode="r"), prepared, given, folder)
+
+    @torch.inference_mode()
+    def logits(self, volume: ReadVolume, *, overlap: float, flips: bool) -> FloatArray:
+        """Returns the logits [K, *sizes] of a volume's input, mapped from a file."""
+        sizes = volume.input_C.shape[1:]
+
+        def read(part: tuple[slice, ...]) -> Tensor:
+            x = torch.from_numpy(np.array(volume.input_C[None, :, *part]))
+            return x.to(device=self._device, dtype=self._dtype)
+
+        def zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+            path, kind = volume.folder / f"sums_{len(shape)}.npy", like[:0].cpu().numpy().dtype
+            return torch.from_numpy(open_memmap(path, "w+", kind, shape))
+
+        windows = Windows(self.patch or sizes, overlap=overlap, flips=flips)
+        found: FloatArray = windows.mean_logits(self._logits, read, sizes, zeros=zeros).numpy()
+        return found
+
+    def restored(
+        self, logits_K: FloatArray, volume: ReadVolume, *, probabilities: bool
+    ) -> tuple[NDArray[Any], FloatArray | None]:
+        """Returns class numbers on the grid of a volume's file, and ``probabilities`` if wanted."""
+        *_, prepared, given, folder = volume
+        kind, shape, kept_K = np.min_scalar_type(len(self.classes) - 1), given.sizes, None
+        labels = open_memmap(folder / "labels.npy", "w+", kind, shape)
+        if probabilities:
+            shape = (len(self.classes), *shape)
+            kept_K = open_memmap(folder / "probabilities.npy", "w+", np.float32, shape)
+        inside_K = logits_K[:, *map(slice, prepared.sizes)]
+        slabs = self.preparation.restored(inside_K, prepared=prepared, given=given)
+        for part, probabilities_K in slabs:
+            check_finite(probabilities_K)
+            labels[part] = probabilities_K.argmax(axis=0)
+            if kept_K is not None:
+                kept_K[part] = probabilities_K
+        return labels, kept_K
+
+
+def check_finite(probabilities: NDArray[Any]) -> None:
+    """Raises a CheckpointError unless all probabilities are finite."""
+    if not np.isfinite(probabilities).all():
+        raise CheckpointError(
+            "the network computes numbers that are not finite",
+            remedy="check in metrics.csv whether its training diverged, and train with a lower "
+            "learning rate or another trainer.precision",
+        )
+
+
 def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> Any:
     """Loads the model of a training, which predicts as in the training's test.
 
-    Returns a :class:`Model` if the training was on classes of shapes, or a :class:`SceneModel` if
-    it was on scenes whose points have labels.
+    Returns a :class:`Model` if the training was on classes of shapes, a :class:`SceneModel` if it
+    was on scenes whose points have labels, or a :class:`VolumeModel` if it was on files of volumes
+    whose voxels have labels.
 
     Args:
         run: a checkpoint file, or a run's directory, whose ``best.ckpt`` is preferred to
@@ -318,11 +482,12 @@ def load(run: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> 
 
 def trained_model(
     path: Path, training: Training, *, device: str | torch.device
-) -> Model | SceneModel:
+) -> Model | SceneModel | VolumeModel:
     """The model of a checkpoint whose training is known; raises errors as :func:`load` does."""
     content = read_checkpoint(path)
     record = content.get(RECORD) or {}
-    preprocess = preprocessing_of(training, record.get("data") or {})
+    recorded = record.get("data") or {}
+    preprocess = preprocessing_of(training, recorded)
     classes = [str(name) for name in record.get(CLASSES) or ()]
     if not classes:
         raise ConfigError(
@@ -334,13 +499,23 @@ def trained_model(
     )
     load_weights(network, content["state_dict"], path)
     trainer = training.values.get("trainer") or {}
-    precisions = {name: trainer.get(name) for name in ("precision", "matmul_precision")}
-    if isinstance(preprocess, ScenePreprocessing):
-        return SceneModel(network, classes, preprocess, **precisions, device=device)
-    return Model(network, classes, preprocess, **precisions, device=device)
+    settings = {name: trainer.get(name) for name in ("precision", "matmul_precision")}
+    settings["device"] = device
+    match preprocess:
+        case Preparation():
+            settings |= {name: recorded.get(name) for name in ("patch", "sizes")}
+            settings["in_channels"] = training.values["model"].get("in_channels")
+            return VolumeModel(network, classes, preprocess, **settings)
+        case ScenePreprocessing():
+            return SceneModel(network, classes, preprocess, **settings)
+    return Model(network, classes, preprocess, **settings)
 
 
-def data_of(training: Training) -> tuple[Target, type[ShapeDataModule | SceneDataModule]]:
+DataModule: TypeAlias = ShapeDataModule | SceneDataModule | VolumeDataModule
+"""Data on which a network is trained that predicts a user's files."""
+
+
+def data_of(training: Training) -> tuple[Target, type[DataModule]]:
     """The data module of a training, as its configuration describes it, and its class."""
     given = training.values.get("data")
     if not isinstance(given, Mapping) or not isinstance(given.get("_target_"), str):
@@ -350,10 +525,11 @@ def data_of(training: Training) -> tuple[Target, type[ShapeDataModule | SceneDat
         )
     data = Target.parse(given)
     kind = data.locate()
-    if not (isinstance(kind, type) and issubclass(kind, ShapeDataModule | SceneDataModule)):
+    known = isinstance(kind, type) and issubclass(kind, DataModule)
+    if not known or (issubclass(kind, VolumeDataModule) and data.get("labels") != "voxel"):
         raise ConfigError(
-            f"{training.origin} was trained on data of {data.path}, but only meshes, point clouds "
-            "and scenes can be predicted",
+            f"{training.origin} was trained on data of {data.path}, but only meshes, point clouds, "
+            "scenes, and volumes whose voxels have labels can be predicted",
             remedy="measure this model on the test split of its data, with task=evaluate",
         )
     return data, kind
@@ -361,14 +537,22 @@ def data_of(training: Training) -> tuple[Target, type[ShapeDataModule | SceneDat
 
 def preprocessing_of(
     training: Training, recorded: Mapping[str, Any]
-) -> Preprocessing | ScenePreprocessing:
+) -> Preprocessing | ScenePreprocessing | Preparation:
     """The preprocessing of samples in a training's test; the data need not exist any more.
 
     Args:
         training: the training's configuration.
-        recorded: settings of the data that its checkpoint records (``SceneDataModule.recorded``).
+        recorded: settings of the data that its checkpoint records (their method ``recorded``).
     """
     data, kind = data_of(training)
+    if issubclass(kind, VolumeDataModule):
+        if not recorded.get("preparation"):
+            raise ConfigError(
+                f"{training.origin} does not record how volumes of files were prepared",
+                remedy="train on files (data=volume_files) with this version of SparsePipe, or "
+                "measure this model with task=evaluate",
+            )
+        return Preparation(**recorded["preparation"])
     # Only the class of the source is needed, which says how many points of a cloud it keeps.
     source = Target.parse(data.arguments["source"]).locate()
     module = kind(

@@ -57,6 +57,8 @@ class RunDir:
     """A picture of costs accumulated over the layers, with the cuts of the plan of a search."""
     confusion = _InRun("confusion.csv")
     """Counts of test shapes by true and predicted class."""
+    cases = _InRun("cases.csv")
+    """Scores of each class in each case of a test on volumes, the worst case first."""
     predictions = _InRun("predictions.csv")
     """The predicted class of each sample of a test, or of each file of ``task=predict``."""
     predictions_json = _InRun("predictions.json")

@@ -32,7 +32,13 @@ from sparsepipe.runs.randomness import seed_epoch
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.slowdown import Slowdown
-from sparsepipe.tasks.presentation import class_accuracies, draw_test, log_test, write_predictions
+from sparsepipe.tasks.presentation import (
+    class_accuracies,
+    draw_test,
+    gather_cases,
+    log_test,
+    write_predictions,
+)
 from sparsepipe.tasks.result import peak_values, plan_values, write_result
 from sparsepipe.tasks.task import ResolvedRun, Task
 from sparsepipe.utils.files import expanded, write_text_atomic, writing
@@ -158,6 +164,7 @@ class Evaluate(Task):
         trainer = run.trainer([timer])
         seed_epoch(int(spec.seed), 0)
         trainer.test(module, datamodule=data, verbose=False)
+        gather_cases(module)
         metrics = mean_over_ranks(epoch_metrics(trainer))
         values: dict[str, Any] = {**metrics, **timer.values()}
         values.update(peak_values())  # before batches are kept in memory to be timed

@@ -1,25 +1,30 @@
-"""The task ``predict``: predicts the classes of a user's own files, or of the points in them."""
+"""The task ``predict``: predicts the classes of a user's files, or of their points or voxels."""
 
 from __future__ import annotations
 
 import glob
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from sparsepipe.config.finished_run import differences
+from sparsepipe.config.finished_run import Training, differences
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.data.files import check_regular, digest_file, digest_values
 from sparsepipe.data.formats import SHAPE_SUFFIXES, check_shape_file
 from sparsepipe.data.scenes import SceneDataModule
 from sparsepipe.data.scenes.formats import READERS, is_scene, members_of
 from sparsepipe.data.scenes.sources import scene_names
+from sparsepipe.data.volumes import VolumeDataModule
+from sparsepipe.data.volumes.formats import SUFFIXES, stem_of, suffix_of
+from sparsepipe.data.volumes.volume_files import case_files
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
 from sparsepipe.runs.checkpoints import best_checkpoint
 from sparsepipe.runs.model import (
@@ -27,11 +32,15 @@ from sparsepipe.runs.model import (
     Model,
     Prediction,
     SceneModel,
+    VolumeModel,
     data_of,
     trained_model,
 )
 from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.tasks.labelled_files import LOGGED, spread_over
 from sparsepipe.tasks.predict_scenes import predict_scenes
+from sparsepipe.tasks.predict_volumes import predict_volumes
 from sparsepipe.tasks.presentation import clouds
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import ResolvedRun, Task
@@ -41,15 +50,14 @@ from sparsepipe.utils.progress import progress
 
 log = logging.getLogger(__name__)
 
-_LOGGED = 20
 _FREE = ("data.batch_size",)
 """Settings that may differ from the training's: how many shapes are computed at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predict(Task):
-    """Predicts the classes of shapes, or of the points of scenes: ``input`` is a file, a folder or
-    a pattern.
+    """Predicts the classes of shapes, of the points of scenes, or of the voxels of volumes:
+    ``input`` is a file, a folder or a pattern.
 
     ``checkpoint`` is a file or the directory of a run, whose ``best.ckpt`` is preferred to
     ``last.ckpt``. The network and the preparation of its input are those of the training.
@@ -64,18 +72,26 @@ class Predict(Task):
     gallery: int = 24
     block_voxels: Count = BLOCK_VOXELS
     flips: bool = False
+    overlap: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    probabilities: bool = False
 
     def run(self, run: ResolvedRun) -> None:
         """Predicts the classes of the files; writes them as tables, and draws some files."""
         path = self.checkpoint(run.spec)
         assert run.training is not None  # as prepare has checked
         model = trained_model(path, run.training, device=run.own_device)
-        files, _ = find_files(run.spec.input, scenes=isinstance(model, SceneModel))
-        log.info("predicting the classes of %s with %s", _files(len(files)), path)
+        files, _ = find_files(run.spec.input, kind=_kind(run.training))
+        if process_group.rank() == 0:
+            log.info("predicting the classes of %s with %s", _files(len(files)), path)
+        known: dict[str, Any] = {"checkpoint": path, "gallery": self.gallery}
+        settings: dict[str, Any] = {"flips": self.flips}
+        if isinstance(model, VolumeModel):
+            settings |= {"overlap": self.overlap, "probabilities": self.probabilities}
+            predict_volumes(run, model, files, **known, settings=settings)
+            return
         if isinstance(model, SceneModel):
-            settings = {"block_voxels": self.block_voxels, "flips": self.flips}
-            count = self.gallery
-            predict_scenes(run, model, files, checkpoint=path, gallery=count, settings=settings)
+            settings |= {"block_voxels": self.block_voxels}
+            predict_scenes(run, model, files, **known, settings=settings)
             return
         found, shapes = self._predict(run, model, files)
         errors = [each for each in found.values() if isinstance(each, SparsePipeError)]
@@ -86,8 +102,8 @@ class Predict(Task):
             )
         rows, lists = _tables(found)
         write_csv(run.directory.predictions, rows)
-        known = {"checkpoint": path, "classes": model.classes}
-        write_json(run.directory.predictions_json, {**known, **lists})
+        named = {"checkpoint": path, "classes": model.classes}
+        write_json(run.directory.predictions_json, {**named, **lists})
         if shapes:
             from sparsepipe.plots import style  # imports matplotlib
             from sparsepipe.plots.gallery import gallery_figure
@@ -110,8 +126,7 @@ class Predict(Task):
         self, run: ResolvedRun, model: Model, files: Sequence[Path]
     ) -> tuple[dict[Path, Prediction | SparsePipeError], dict[Path, NDArray[np.float64]]]:
         """Returns each file's prediction or error, and voxels [N, 3] of the files to draw."""
-        count = max(0, min(self.gallery, len(files)))
-        pictured = {files[int(n)] for n in np.linspace(0, len(files) - 1, count).round()}
+        pictured = {files[n] for n in spread_over(len(files), most=self.gallery)}
         shapes: dict[Path, NDArray[np.float64]] = {}
         found: dict[Path, Prediction | SparsePipeError] = {}
         size = int(run.spec.data.get("batch_size", 1))
@@ -142,7 +157,13 @@ class Predict(Task):
                 f"the training of {run.spec.checkpoint} is unknown",
                 remedy="give the directory of its run, or a checkpoint that a run has written",
             )
-        scenes = issubclass(data_of(run.training)[1], SceneDataModule)
+        kind = _kind(run.training)
+        if run.ranks > 1 and (kind != "volumes" or self.flips):
+            raise ConfigError(
+                f"parallel asks for {run.ranks} ranks, which can share only volumes, and these "
+                "only without task.flips, for which each rank would hold the whole volume",
+                remedy="choose parallel=single",
+            )
         found = differences(run.spec.to_dict(), run.training)
         if other := [each for each in found if each.key not in _FREE]:
             raise ConfigError(
@@ -151,15 +172,17 @@ class Predict(Task):
                 remedy="leave these settings out of the command, which then takes those of the "
                 "training",
             )
-        files, others = find_files(run.spec.input, scenes=scenes)
+        files, others = find_files(run.spec.input, kind=kind)
         if others:
             log.info("skipped files of other formats: %s", _counted(others))
+        named = run.training.values["data"]["source"].get("channels")
+        channels = named if isinstance(named, list) else []  # of generated data, a number
         known = []
         with progress("looking at files") as advance:
             for file in files:
                 try:
-                    for member in members_of(file) if scenes else [file]:
-                        (check_regular if scenes else check_shape_file)(member)
+                    for member in _members(file, kind, channels=channels):
+                        (check_shape_file if kind == "shapes" else check_regular)(member)
                         known.append([str(member.absolute()), digest_file(member)])
                 except (OSError, DataError) as error:
                     known.append([str(file.absolute()), str(error)])  # reported as unreadable
@@ -167,14 +190,52 @@ class Predict(Task):
         return digest_values(known)
 
 
-def find_files(source: str | None, *, scenes: bool = False) -> tuple[list[Path], Counter[str]]:
-    """Returns the files of shapes or ``scenes`` that ``source`` names, by path, and numbers of
+Kind = Literal["shapes", "scenes", "volumes"]
+
+
+def _is_shape(path: Path) -> bool:
+    return path.suffix.lower() in SHAPE_SUFFIXES and not path.is_dir()  # or a link to nothing
+
+
+def _is_volume(path: Path) -> bool:
+    with suppress(DataError):
+        return bool(suffix_of(path))
+    return False
+
+
+_FORMATS: Mapping[Kind, tuple[tuple[str, ...], Callable[[Path], bool]]] = {
+    "shapes": (SHAPE_SUFFIXES, _is_shape),
+    "scenes": (tuple(READERS), is_scene),
+    "volumes": (SUFFIXES, _is_volume),
+}
+"""The suffixes of each kind of files, and a function that tells whether a path is such a file."""
+
+
+def _kind(training: Training) -> Kind:
+    _, data = data_of(training)
+    if issubclass(data, VolumeDataModule):
+        return "volumes"
+    return "scenes" if issubclass(data, SceneDataModule) else "shapes"
+
+
+def _members(path: Path, kind: Kind, *, channels: Sequence[str]) -> list[Path]:
+    """Returns the files of which a shape, a scene or a case of volumes consists."""
+    if kind == "scenes":
+        return members_of(path)
+    is_first = kind == "volumes" and stem_of(path).endswith("".join(channels[:1]))
+    case = case_files(path, channels) if is_first else (path,)
+    return sorted(file for each in case for file in (each, *each.rglob("*")) if not file.is_dir())
+
+
+def find_files(source: str | None, *, kind: Kind = "shapes") -> tuple[list[Path], Counter[str]]:
+    """Returns the files of shapes, scenes or volumes that ``source`` names, by path, and numbers of
     others by suffix.
 
     A folder stands for all files in and below it, except hidden ones, and a pattern for all files
-    that match it. A single file is taken whatever its format is; so is the folder of one scene.
+    that match it. A single file is taken whatever its format is; so is the folder of one scene or
+    of one zarr array.
     """
-    suffixes = tuple(READERS) if scenes else SHAPE_SUFFIXES
+    suffixes, is_one = _FORMATS[kind]
     remedy = (
         "set input= to a file, a folder or a pattern such as 'parts/*.stl'; the formats are "
         + ", ".join(suffixes)
@@ -184,25 +245,23 @@ def find_files(source: str | None, *, scenes: bool = False) -> tuple[list[Path],
     path = expanded(source)
     if path == Path(path.anchor or "/"):  # as input=$PARTS/ is if PARTS is not set
         raise ConfigError(f"input={source} is the whole file system", remedy=remedy)
-    if path.exists() and (not path.is_dir() or (scenes and is_scene(path))):
+    if path.exists() and (not path.is_dir() or is_one(path)):
         return [path], Counter()
     if path.is_dir():
         below = [each.relative_to(path) for each in path.rglob("*")]
         paths = [path / each for each in below if not any(p.startswith(".") for p in each.parts)]
     else:
         paths = [Path(each) for each in glob.glob(str(path), recursive=True)]
-    others = Counter[str]()
-    if scenes:
-        found = [path / name for name in scene_names(path)] if path.is_dir() else paths
-        found = [each for each in found if is_scene(each)]
-    else:
-        # Also dangling links, which are reported.
-        files = [each for each in paths if not each.is_dir()]
-        found = [each for each in files if each.suffix.lower() in suffixes]
-        others.update(each.suffix.lower() or each.name for each in {*files} - {*found})
+    if kind == "scenes" and path.is_dir():
+        paths = [path / name for name in scene_names(path)]
+    found, others = [each for each in paths if is_one(each)], Counter[str]()
+    if kind != "scenes":
+        inside = {*found}  # a zarr array is a folder of files
+        rest = [each for each in paths if not (each.is_dir() or inside & {each, *each.parents})]
+        others.update(each.suffix.lower() or each.name for each in rest)
     if not found:
         named = paths or path.is_dir()
-        what = f"{path} names no {'scene' if scenes else 'shape file'}"
+        what = f"{path} names no {'shape file' if kind == 'shapes' else kind.removesuffix('s')}"
         what = what if named else f"no file or folder matches {path}"
         but = f", only {_counted(others)}" if others else ""
         raise ConfigError(f"{what}{but}", remedy=remedy)
@@ -243,17 +302,17 @@ def _tables(
 
 def _log(directory: RunDir, lists: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     predicted, unreadable = lists["predictions"], lists["unreadable"]
-    for row in predicted[:_LOGGED]:
+    for row in predicted[:LOGGED]:
         first, *others = (
             f"{each['class']} {100 * each['probability']:.1f} %" for each in (row, *row["next"])
         )
         log.info("%s: %s (%s)", row["file"], first, ", ".join(others))
-    if len(predicted) > _LOGGED:
-        log.info("and %s more", _files(len(predicted) - _LOGGED))
+    if len(predicted) > LOGGED:
+        log.info("and %s more", _files(len(predicted) - LOGGED))
     counts = Counter(row["class"] for row in predicted).most_common()
     log.info("%s: %s", _files(len(predicted)), ", ".join(f"{n} {name}" for name, n in counts))
     if unreadable:
-        shown = "\n".join(f"  {row['error']} ({row['remedy']})" for row in unreadable[:_LOGGED])
+        shown = "\n".join(f"  {row['error']} ({row['remedy']})" for row in unreadable[:LOGGED])
         log.warning("%s cannot be read:\n%s", _files(len(unreadable)), shown)
     log.info("all are listed in %s", directory.predictions)
     if directory.gallery.exists():

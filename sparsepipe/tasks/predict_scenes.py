@@ -6,8 +6,6 @@ Shape suffixes: P points of a scene, Q points of its file, K classes.
 from __future__ import annotations
 
 import logging
-import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,15 +21,12 @@ from sparsepipe.data.scenes.writing import write_scene
 from sparsepipe.errors import DataError
 from sparsepipe.models.metrics import ious_of
 from sparsepipe.runs.model import PointPredictions, SceneModel, spread
+from sparsepipe.tasks.labelled_files import Labelled, label_files, names_of
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import ResolvedRun
-from sparsepipe.utils.files import write_csv, write_json, write_text_atomic
-from sparsepipe.utils.progress import progress
+from sparsepipe.utils.files import write_csv, write_text_atomic
 
 log = logging.getLogger(__name__)
-
-_LOGGED = 20
-"""Largest number of scenes that are logged one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,55 +67,30 @@ def predict_scenes(
         gallery: largest number of scenes that are drawn.
         settings: arguments of ``model.predict_scene``.
     """
-    rows, classes = list[dict[str, Any]](), list[dict[str, Any]]()
-    lists: dict[str, list[dict[str, Any]]] = {"predictions": [], "unreadable": []}
     total_KK = np.zeros((len(model.classes),) * 2, np.int64)
-    names, count = _names(files), min(gallery, len(files))
-    drawn = {int(n) for n in np.linspace(0, len(files) - 1, max(count, 0)).round()}
-    with progress("labelling scenes") as advance:
-        for number, (file, name) in enumerate(zip(files, names, strict=True)):
-            row: dict[str, Any] = {"file": str(file)}
-            rows.append(row)
-            try:
-                each = _labelled(model, file, settings)
-            except DataError as error:
-                row |= {"error": error.message, "remedy": error.remedy}
-                lists["unreadable"].append(row)
-                log.warning("%s (%s)", error.message, error.remedy)
-            else:
-                written = _write(run, model, file, name, each, drawn=number in drawn)
-                of_file = _class_rows(model.classes, each)
-                classes += [row | of_class for of_class in of_file]
-                row |= {"points": len(each.found.labels_P), **_measures(each.counts_KK)}
-                total_KK += 0 if each.counts_KK is None else each.counts_KK
-                paths = [path.relative_to(run.directory.path).as_posix() for path in written]
-                lists["predictions"].append({**row, "written": paths, "classes": of_file})
-                if len(lists["predictions"]) <= _LOGGED:
-                    _log(row, of_file)
-            # A reader may have reported a signal as an error in the file.
-            run.watch.raise_if_stopped()
-            advance(len(files))
-    if not lists["predictions"]:
-        first = lists["unreadable"][0]
-        raise DataError(
-            f"none of {len(files)} scenes can be labelled; the first error: {first['error']}",
-            remedy=first["remedy"],
-        )
-    blank = dict.fromkeys(("file", "points", "accuracy", "mean_iou", "error", "remedy"), "")
-    write_csv(run.directory.predictions, [blank | row for row in rows])
-    write_csv(run.directory.path / "classes.csv", classes)
+
+    def label(name: str, members: Sequence[Path], drawn: bool) -> Labelled:
+        nonlocal total_KK
+        (file,) = members
+        each = _labelled(model, file, settings)
+        written = _write(run, model, file, name, each, drawn=drawn)
+        total_KK += 0 if each.counts_KK is None else each.counts_KK
+        row = {"points": len(each.found.labels_P), **_measures(each.counts_KK)}
+        of_file = _class_rows(model.classes, each)
+        return Labelled(row=row, text=_text(row, of_file), written=written, classes=of_file)
+
+    names = names_of(files, lambda file: file.stem if file.is_file() else file.name)
     known = {"checkpoint": checkpoint, "classes": model.classes}
-    write_json(run.directory.predictions_json, {**known, **lists})
+    given = {name: [file] for name, file in zip(names, files, strict=True)}
+    rows, counts = label_files(run, given, label, known=known, gallery=gallery, what="scenes")
     if total_KK.any():
         _write_confusion(run, model.classes, total_KK)
     values = {
         "evaluated_checkpoint": checkpoint.name,
-        "predicted_files": len(lists["predictions"]),
-        "unreadable_files": len(lists["unreadable"]),
-        "predicted_points": sum(row["points"] for row in lists["predictions"]),
+        **counts,
+        "predicted_points": sum(row["points"] for row in rows),
     }
     write_result(run, values | _measures(total_KK if total_KK.any() else None))
-    log.info("scenes, tables and pictures are in %s", run.directory.path)
 
 
 def _labelled(model: SceneModel, file: Path, settings: Mapping[str, Any]) -> LabelledScene:
@@ -185,18 +155,6 @@ def _write(
     return [*written, picture, page]
 
 
-def _names(files: Sequence[Path]) -> list[str]:
-    """Returns the paths of files to write for each scene, below the folder around all of them:
-    without suffixes, unless these distinguish them.
-    """
-    around = os.path.commonpath([file.absolute().parent for file in files])
-    within = [file.absolute().relative_to(around) for file in files]
-    pairs = zip(files, within, strict=True)
-    short = [name.with_suffix("") if file.is_file() else name for file, name in pairs]
-    counts = Counter(short)
-    return [(s if counts[s] == 1 else w).as_posix() for s, w in zip(short, within, strict=True)]
-
-
 def _class_rows(classes: Sequence[str], each: LabelledScene) -> list[dict[str, Any]]:
     """Returns a row for each class: its predicted points, their share and mean probability; where
     true classes are known, also its true points, and their accuracy and IoU.
@@ -243,9 +201,9 @@ def _write_confusion(run: ResolvedRun, classes: Sequence[str], counts_KK: IntArr
     style.save_png(figure, run.directory.path / "confusion.png")
 
 
-def _log(row: Mapping[str, Any], of_file: Sequence[Mapping[str, Any]]) -> None:
+def _text(row: Mapping[str, Any], of_file: Sequence[Mapping[str, Any]]) -> str:
     ranked = sorted(of_file, key=lambda each: -each["points"])
     shares = [f"{each['class']} {100 * each['share']:.1f} %" for each in ranked if each["points"]]
     measures = {name: row[name] for name in ("accuracy", "mean_iou") if name in row}
     told = ", ".join([f"{row['points']:,} points", *_in_percent(measures)])
-    log.info("%s: %s: %s", row["file"], told, ", ".join(shares))
+    return f"{told}: {', '.join(shares)}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence, Sized
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ from typing_extensions import override
 
 from sparsepipe.data import DomainDataModule
 from sparsepipe.models import DomainSeparation
+from sparsepipe.models.cases import CaseScores, mean_dice
 from sparsepipe.partition.activation_checkpointing.setting import in_words
 from sparsepipe.partition.explanation import rank_times
 from sparsepipe.runs.metrics import read_rows
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 from sparsepipe.simulate.engine import Setting
 from sparsepipe.simulate.network import ClusterNetwork
@@ -164,6 +167,8 @@ def log_test(run: ResolvedRun, module: pl.LightningModule, values: Mapping[str, 
         parts.append(f"test accuracy {100 * values['test/accuracy']:.1f} %{over}")
     if "test/mean_iou" in values:
         parts.append(f"mean IoU {100 * values['test/mean_iou']:.1f} %")
+    if "test/mean_dice" in values:
+        parts.append(f"mean Dice of a case {100 * values['test/mean_dice']:.1f} %")
     counts_KK = getattr(module, "test_confusion", None)
     if counts_KK is not None:
         lost = int(counts_KK[:, len(counts_KK) :].sum())
@@ -171,10 +176,12 @@ def log_test(run: ResolvedRun, module: pl.LightningModule, values: Mapping[str, 
         counted = getattr(module, "counted", "shapes")
         parts.append(f"{int(counts_KK.sum()):,} {counted}{wrong}")
     if values.get("inference_shapes_per_s"):
-        parts.append(f"inference {values['inference_shapes_per_s']:,.0f} shapes/s")
+        rate = values["inference_shapes_per_s"]
+        parts.append(f"inference {rate:,.{0 if rate >= 10 else 2}f} shapes/s")
     if parts:
         log.info("%s", ", ".join(parts))
-    for picture in sorted(run.directory.path.glob("*.png")):
+    pictures = run.directory.path.glob("*.png"), (run.directory.path / "cases").glob("*.png")
+    for picture in (path for each in pictures for path in sorted(each)):
         log.info("picture: %s", picture)
 
 
@@ -207,6 +214,49 @@ def draw_test(
     picture = directory / "per_class_accuracy.png"
     style.save_png(per_class_figure(counts_KK.numpy(), classes), picture)
     _draw_gallery(run, module, data, classes=classes, count=gallery)
+    if getattr(module, "test_cases", None) is not None:
+        _draw_cases(run, module, data, classes=classes)
+
+
+def gather_cases(module: pl.LightningModule) -> None:
+    """Gives every rank the worst and the best cases of all; every rank must call it."""
+    cases = getattr(module, "cases", None)
+    if isinstance(cases, CaseScores):
+        for drawn in process_group.gather_objects(cases.drawn):
+            cases.keep(drawn)
+
+
+def _draw_cases(
+    run: ResolvedRun, module: Any, data: pl.LightningDataModule, *, classes: tuple[str, ...]
+) -> None:
+    """Writes ``cases.csv``, the worst case first, and draws the worst and the best cases."""
+    from sparsepipe.plots import style
+    from sparsepipe.plots.volumes import case_figure
+
+    scores, drawn = module.test_cases, module.cases.drawn
+    found = scores["index"].reshape(-1).tolist()  # a single number of a single case
+    files = dict(zip(found, _named_samples(data, found), strict=True))
+    mean_S = mean_dice(scores["dice"])
+    rows = []
+    for s in mean_S.nan_to_num(nan=1).argsort(stable=True).tolist():
+        for k, name in enumerate(classes):
+            scored = {each: scores[each][s, k] for each in ("dice", "iou", "surface_mm")}
+            values = {"mean_dice": mean_S[s], **scored}.items()
+            cells = {each: "" if value.isnan() else float(value) for each, value in values}
+            rows.append({"file": files[found[s]], "class": name, **cells})
+    write_csv(run.directory.cases, rows)
+    log.info("scores of %d cases, the worst first: %s", len(files), run.directory.cases)
+    recorded: dict[str, Any] = getattr(data, "recorded", dict)()
+    directions = (recorded.get("preparation") or {}).get("orientation") or ""
+    half = (len(drawn) + 1) // 2
+    for kind, cases in (("worst", drawn[:half]), ("best", drawn[half:][::-1])):
+        for number, case in enumerate(cases, 1):
+            if not case["slices"]:  # of one spatial dimension
+                continue
+            name = Path(files[case["index"]]).name
+            title = f"{name}   mean Dice {100 * case['dice']:.1f} %"
+            figure = case_figure(case["slices"], classes, title=title, directions=directions)
+            style.save_png(figure, run.directory.path / "cases" / f"{kind}_{number}.png")
 
 
 @torch.no_grad()

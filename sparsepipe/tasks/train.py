@@ -47,6 +47,7 @@ from sparsepipe.tasks.presentation import (
     StartLine,
     class_accuracies,
     draw_test,
+    gather_cases,
     log_planned,
     log_test,
     num_shapes,
@@ -167,6 +168,7 @@ class Train(Task):
             log.info("testing the weights of %s%s", weights or "the last epoch", monitored)
         path = None if weights is None else str(weights)
         trainer.test(module, datamodule=data, ckpt_path=path, verbose=False, weights_only=True)
+        gather_cases(module)
         metrics = mean_over_ranks(epoch_metrics(trainer))
         if process_group.rank() == 0:
             tested = {name: value for name, value in metrics.items() if name.startswith("test/")}

@@ -265,7 +265,7 @@ def test_what_cannot_be_loaded_or_predicted_is_explained(run: Path, place: Path)
             *("trainer.limit_train_batches=1", "task.test=false", "data.num_workers=0"),
         )
     ).path
-    with pytest.raises(ConfigError, match="only meshes, point clouds and scenes can be predicted"):
+    with pytest.raises(ConfigError, match="whose voxels have labels can be predicted"):
         sparsepipe.load(images)
 
 

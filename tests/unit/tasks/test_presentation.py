@@ -13,10 +13,14 @@ import pytorch_lightning as pl
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+from sparsepipe.models.cases import CaseScores
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.tasks import evaluate, presentation, train
+from sparsepipe.utils.files import read_csv
+from tests.support.processes import run_shared
 
 SHAPES = 30
 
@@ -102,6 +106,76 @@ def test_voxels_have_no_gallery_but_a_mean_iou(
     with caplog.at_level("INFO"):
         presentation.log_test(run, module, values)
     assert "test accuracy 50.0 %, mean IoU 25.0 %, 2 voxels" in caplog.text
+
+
+def scored_cases(first: int) -> CaseScores:
+    """Scores of three cases, of which a later one has more right, and the last no foreground."""
+    cases = CaseScores()
+    for index in range(first, first + 3):
+        label = torch.zeros(1, 4, 6, 8, dtype=torch.int64)
+        label[:, 1:3, 1:5, 2:6] = index < 5
+        guess = label.clone()
+        guess[..., index - 6 :] = 0
+        batch = {"input": torch.randn(1, 1, 4, 6, 8), "label": label}
+        batch |= {"index": torch.tensor([index]), "spacing": torch.tensor([[1.0, 2.0, 0.5]])}
+        cases.update(batch, F.one_hot(guess, 2).movedim(-1, 1).float())
+    return cases
+
+
+def test_cases_are_listed_and_drawn_the_worst_first(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module: Any = Reader()
+    module.cases, module.class_names = scored_cases(3), ("background", "organ")
+    module.test_cases = module.cases.compute()
+    data: Any = LabelledVoxels()
+    data.test_names = lambda: {index: f"scan_{index}.nii.gz" for index in range(9)}
+    run: Any = SimpleNamespace(directory=RunDir(tmp_path))
+    presentation.draw_test(run, module, data, gallery=0)
+    rows = read_csv(RunDir(tmp_path).cases)
+    assert [row["file"][5] for row in rows] == [*"334455"]
+    assert [row["class"] for row in rows] == ["background", "organ"] * 3
+    organ = rows[1]
+    assert float(organ["mean_dice"]) == float(organ["dice"]) == pytest.approx(6 / 7)
+    assert float(organ["iou"]) == 0.75
+    assert 0 < float(organ["surface_mm"]) < 1
+    assert [rows[5][name] for name in ("mean_dice", "dice", "iou", "surface_mm")] == [""] * 4
+    pictures = sorted(path.name for path in (tmp_path / "cases").iterdir())
+    assert pictures == ["best_1.png", "worst_1.png", "worst_2.png"]
+    with caplog.at_level("INFO"):
+        presentation.log_test(run, module, {"test/mean_dice": 0.875})
+    assert "mean Dice of a case 87.5 %" in caplog.text
+    assert "worst_1.png" in caplog.text
+
+
+def test_signals_with_labels_of_voxels_have_scores_but_no_slices(tmp_path: Path) -> None:
+    module: Any = Reader()
+    module.cases = CaseScores()
+    label = torch.tensor([[0, 0, 1, 1, 0, -100]])
+    batch = {"input": torch.randn(1, 1, 6), "label": label, "index": torch.tensor([0])}
+    module.cases.update(
+        batch | {"spacing": torch.full((1, 1), torch.nan)},
+        torch.eye(2)[0].view(1, 2, 1).expand(1, 2, 6),
+    )
+    module.test_cases = module.cases.compute()
+    data: Any = LabelledVoxels()
+    data.test_names = lambda: ["a.npy"]
+    presentation.draw_test(SimpleNamespace(directory=RunDir(tmp_path)), module, data, gallery=0)  # type: ignore[arg-type]
+    (_, row) = read_csv(RunDir(tmp_path).cases)
+    assert (row["dice"], row["surface_mm"]) == ("0.0", "")
+    assert not (tmp_path / "cases").exists()
+
+
+def shown_by(rank: int) -> list[tuple[int, int]]:
+    module: Any = Reader()
+    module.cases = scored_cases(2 * rank)
+    presentation.gather_cases(module)
+    return [(each["index"], len(each["slices"])) for each in module.cases.drawn]
+
+
+def test_the_worst_and_best_cases_are_those_of_all_ranks() -> None:
+    for found in run_shared(shown_by, 2):
+        assert found == [(0, 3), (1, 3), (3, 3), (4, 3)]
 
 
 def test_one_batch_at_a_time_is_placed_for_timing() -> None:
