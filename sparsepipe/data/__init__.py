@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sparsepipe.data.volumes import GeneratedVolumes as GeneratedVolumes
     from sparsepipe.data.volumes import VolumeDataModule as VolumeDataModule
     from sparsepipe.data.volumes import VolumeFiles as VolumeFiles
+    from sparsepipe.data.volumes.organs import GeneratedOrgans as GeneratedOrgans
 
 _MODULES = {
     "augment": ("Augment", "CloudShift"),
@@ -50,6 +51,7 @@ _MODULES = {
     "scenes.rooms": ("GeneratedRooms",),
     "sources": ("ClassFolder", "GeneratedShapes", "NormalResampled", "NpzBundle", "OffTree"),
     "volumes": ("GeneratedVolumes", "VolumeDataModule", "VolumeFiles"),
+    "volumes.organs": ("GeneratedOrgans",),
 }
 
 

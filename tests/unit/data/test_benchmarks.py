@@ -81,3 +81,16 @@ def test_baselines_of_rooms_are_far_from_perfect(tmp_path: Path) -> None:
     np.testing.assert_allclose(means[0], np.nanmean([*figures.values()], axis=0), atol=0.1)
     assert (means[0] < 45).all()
     assert (figures["floor"] > 80).all()
+
+
+@pytest.mark.full
+def test_baselines_of_organs_are_far_from_perfect(tmp_path: Path) -> None:
+    sizes = ["--train-cases=8", "--test-cases=2", "--spacing=6"]
+    said = run("organs_baselines.py", "--data", str(tmp_path), *sizes)
+    rows = dict(re.findall(r"^\| (\w+) \| (.*) \|$", said, re.MULTILINE))
+    figures = {name: np.array(row.split(" | "), float) for name, row in rows.items()}
+    mean = figures.pop("mean")
+    assert len(figures) == 5
+    np.testing.assert_allclose(mean, np.mean([*figures.values()], axis=0), atol=0.1)
+    assert (mean < (40, 60, 75)).all()
+    assert figures["liver"][2] > 60
