@@ -48,10 +48,11 @@ def confusion_figure(
     side_in = max(num_classes * cell_in, 2.0)
     names_in = 0.085 * max(len(name) for name in classes)  # of 9 pt text
     title = _summary(counts)
-    across_in = max(side_in + 1.3, 0.1 * max(map(len, title.splitlines())))
+    if 0.1 * len(title.splitlines()[0]) > side_in + 1.3:  # with few classes it would be cut off
+        title = title.replace(" (", "\n(")
     figure = style.new_figure(
-        width_in=names_in + 0.085 * len(f"  ({counts.sum():,})") + across_in,
-        height_in=side_in + names_in + 1.1,
+        width_in=side_in + names_in + 0.085 * len(f"  ({counts.sum():,})") + 1.3,
+        height_in=side_in + names_in + 0.7 + 0.2 * len(title.splitlines()),
     )
     axes = figure.subplots()
     # Constrained layout needs many passes to fit a fixed aspect and would cut off labels;

@@ -158,7 +158,7 @@ def _of_step(case: Case, grid: Grid) -> float:
         if label_size:
             values += [module.val_iou.compute(), predicted["prediction"], predicted["probability"]]
             values += [each.nan_to_num() for each in module.cases.compute().values()]
-            slices = [each for shown in module.cases.shown for each in shown["slices"]]
+            slices = [each for case in module.cases.drawn for each in case["slices"]]
             names = ("image", "label", "prediction")
             values += [torch.from_numpy(each[name]) for each in slices for name in names]
         else:

@@ -429,7 +429,7 @@ def test_volumes_are_evaluated_by_windows_of_the_patches_size(tmp_path) -> None:
     right = torch.cat([(a.argmax(1) == b["label"]) for a, b in zip(logits, batches, strict=True)])
     assert logged["test/accuracy"] == pytest.approx(right.float().mean().item())
     cases = module.test_cases
-    assert [*cases] == ["index", "dice", "iou", "surface"]
+    assert [*cases] == ["index", "dice", "iou", "surface_mm"]
     assert cases["index"].tolist() == [0, 1, 2]
     assert logged["test/mean_dice"] == pytest.approx(cases["dice"][:, 1:].mean().item())
     assert (module.test_predictions, module.counted) == (None, "voxels")

@@ -59,14 +59,14 @@ def test_axes_count_voxels_where_their_size_is_unknown() -> None:
         each["spacing_mm"] = (np.nan, np.nan)
         each["image"][0, 0] = np.nan
         each["label"] = np.zeros_like(each["label"])
-    figure = case_figure(given, CLASSES, title="scan.npy")
+    figure = case_figure(given, CLASSES, title="scan.npy", directions="LPS")
     for axes, each in zip(figure.axes, given, strict=True):
         n, m = each["image"].shape
-        assert axes.get_xlabel() == f"axis {each['axes'][0]} (voxels)"
+        assert axes.get_xlabel() == f"to {'LPS'[each['axes'][0]]} (voxels)"
         assert axes.images[0].get_extent() == [-0.5, n - 0.5, -0.5, m - 0.5]
         assert np.isfinite(axes.images[0].get_clim()).all()
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts == [*CLASSES[1:], "prediction"]
+    assert texts == [*CLASSES[1:]], "of predictions alone, classes need no other entries"
 
 
 @pytest.mark.parametrize("sizes", [(40, 20, 12), (400, 12, 12), (15, 90), (90, 15)])

@@ -168,7 +168,7 @@ def test_channels_of_several_files_and_their_probabilities(tmp_path: Path) -> No
     with pytest.raises(DataError):
         model.predict(files[0])
     stored = files[1].read_bytes()
-    with pytest.raises(ConfigError):
+    with pytest.raises(DataError):
         model.predict(files, save=files[1])
     assert files[1].read_bytes() == stored
 
