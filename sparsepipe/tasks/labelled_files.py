@@ -24,7 +24,7 @@ LOGGED = 20
 
 
 class Labelled(NamedTuple):
-    """What is listed of a labelled case; see :func:`label_files`."""
+    """Values and files of a labelled case that tables list; see :func:`label_files`."""
 
     row: Mapping[str, Any]
     text: str

@@ -42,7 +42,7 @@ _MOST_RANKED = 2**24
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """What is done to volumes before a network gets them, in this order, and undone afterwards.
+    """Steps that turn volumes into a network's input, in this order; its output is turned back.
 
     Attributes:
         orientation: directions to which the axes of prepared arrays point, such as RAS (right,
@@ -79,7 +79,7 @@ class Preparation:
 
     @property
     def is_needed(self) -> bool:
-        """Whether volumes are more than read and normalised by ``mean`` and ``std``."""
+        """Whether any step but ``fill``, ``mean`` and ``std`` is set."""
         return any((self.orientation, self.spacing, self.intensity, self.channels))
 
     def oriented(self, given: Geometry) -> Geometry:

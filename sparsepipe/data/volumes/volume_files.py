@@ -282,7 +282,9 @@ class VolumeFiles:
 
     @property
     def recorded_preparation(self) -> Preparation:
-        """As ``preparation``, but with the orientation of all training cases if none is set."""
+        """The preparation of other files; if no orientation is set, that which all training cases
+        have, if they have one in common.
+        """
         of_cases = [self._geometries[case.inputs[0]] for case in self._listing[1]["train"]]
         axes = {each.axes if each.known == "place" else None for each in of_cases}
         common = axes.pop() if len(axes) == 1 else None

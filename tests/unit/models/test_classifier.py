@@ -436,7 +436,7 @@ def test_volumes_are_evaluated_by_windows_of_the_patches_size(tmp_path) -> None:
 
 
 def test_the_objective_is_the_weighted_mean_over_all_resolutions() -> None:
-    """Of cross-entropy and soft Dice; all else is that of the main logits."""
+    """The weighted losses are cross-entropy and soft Dice; metrics are those of the main logits."""
     module = labelling(dice=0.5, class_weights=[1.0, 2.0, 3.0])
     logged = {}
     module.log = lambda name, value, **_: logged.update({name: value})

@@ -70,7 +70,7 @@ def test_flips_are_the_mean_over_all_mirror_images(sizes: tuple[int, ...]) -> No
 
 @torch.no_grad()
 def test_parts_are_read_when_they_are_computed() -> None:
-    """Of a sample of which nobody holds more than a window."""
+    """The input is read window by window, and never held as a whole."""
     net, sizes, windows = network(3, torch.float64), (12, 5, 30), Windows((6, 8, 10))
     x = torch.randn(1, 2, *sizes, dtype=torch.float64)
     events: list[str] = []
