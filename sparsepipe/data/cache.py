@@ -220,6 +220,34 @@ def parallel_map(workers: int, *, chunk: int) -> Iterator[Callable[..., Iterator
         os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
+def write_missing(
+    root: Path,
+    names: Sequence[str],
+    write: Callable[[str], object],
+    *,
+    cache: CacheSettings,
+    per_worker: int,
+    what: str,
+) -> None:
+    """Calls ``write``, which is pickled for processes, for each name of a generated file, ``what``,
+    that is missing below ``root``; ``per_worker`` files justify starting a process.
+
+    A complete set may be in a read-only directory, where no lock can be made.
+    """
+    if not names:
+        return
+    with (
+        explaining_storage(root, setting="data.root"),
+        locked(root / ".lock", wait_s=cache.lock_wait_s),
+        progress(f"generating {what}") as advance,
+        parallel_map(
+            min(cache.workers or usable_cores(), len(names) // per_worker), chunk=4
+        ) as mapped,
+    ):
+        for _ in mapped(write, names):
+            advance(len(names))
+
+
 def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     exit_with_parent()

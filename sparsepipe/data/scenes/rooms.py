@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.cache import CacheSettings, parallel_map
-from sparsepipe.data.files import digest_values, explaining_storage, locked
+from sparsepipe.data.cache import CacheSettings, write_missing
+from sparsepipe.data.files import digest_values, explaining_storage
 from sparsepipe.data.formats.ply import write_ply
 from sparsepipe.data.points import SPLITS
 from sparsepipe.data.scenes.reader import SceneReader
@@ -32,8 +32,6 @@ from sparsepipe.data.shapes.solids import Part, between, box, chance, count, rod
 from sparsepipe.errors import ConfigError
 from sparsepipe.utils.arguments import Count, Seed, checked
 from sparsepipe.utils.files import expanded
-from sparsepipe.utils.host import usable_cores
-from sparsepipe.utils.progress import progress
 
 ROOM_CLASSES = (
     *("ceiling", "floor", "wall", "beam", "column", "window", "door"),
@@ -387,17 +385,8 @@ class GeneratedRooms(SceneFolder):
             for split, rooms in self._counts.items()
         }
         missing = [n for each in names.values() for n in each if not (self.root / n).is_file()]
-        if missing:  # a complete set may be in a read-only directory, where no lock can be made
-            with (
-                explaining_storage(self.root, setting="data.root"),
-                locked(self.root / ".lock", wait_s=self._cache.lock_wait_s),
-                progress("generating rooms") as advance,
-                parallel_map(
-                    min(self._cache.workers or usable_cores(), len(missing) // 40), chunk=4
-                ) as mapped,
-            ):
-                for _ in mapped(partial(_write_room, self.root, self._seed), missing):
-                    advance(len(missing))
+        write, cache = partial(_write_room, self.root, self._seed), self._cache
+        write_missing(self.root, missing, write, cache=cache, per_worker=40, what="rooms")
         return names
 
     def fingerprint(self) -> str:

@@ -24,15 +24,13 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.ndimage import gaussian_filter
 from scipy.spatial.transform import Rotation
 
-from sparsepipe.data.cache import CacheSettings, parallel_map
-from sparsepipe.data.files import explaining_file, explaining_storage, locked
+from sparsepipe.data.cache import CacheSettings, write_missing
+from sparsepipe.data.files import explaining_file
 from sparsepipe.data.points import SPLITS, ExactArray, Split
 from sparsepipe.data.volumes.datamodule import Labels
 from sparsepipe.data.volumes.volume_files import Entries, VolumeFiles
 from sparsepipe.utils.arguments import Count, Seed, checked
 from sparsepipe.utils.files import expanded, write_bytes_atomic
-from sparsepipe.utils.host import usable_cores
-from sparsepipe.utils.progress import progress
 
 ORGAN_CLASSES = ("background", "liver", "spleen", "right_kidney", "left_kidney", "vessels")
 """Names of the classes, indexed by the labels."""
@@ -182,16 +180,8 @@ class GeneratedOrgans(VolumeFiles):
             for name in (f"{split}/case_{number:04d}.nii.gz" for number in range(1, count + 1))
             if not all((self._folder / kind / name).is_file() for kind in ("inputs", "labels"))
         ]
-        if missing:  # a complete set may be in a read-only directory, where no lock can be made
-            workers = min(self._cache.workers or usable_cores(), len(missing) // 16)
-            with (
-                explaining_storage(self._folder, setting="data.root"),
-                locked(self._folder / ".lock", wait_s=self._cache.lock_wait_s),
-                progress("generating organs") as advance,
-                parallel_map(workers, chunk=4) as mapped,
-            ):
-                for _ in mapped(partial(_write_case, self._folder, self._seed), missing):
-                    advance(len(missing))
+        write, cache = partial(_write_case, self._folder, self._seed), self._cache
+        write_missing(self._folder, missing, write, cache=cache, per_worker=16, what="organs")
         classes, entries = super()._listing
         return classes, {split: entries[split][:count] for split, count in self._cases.items()}
 
